@@ -38,7 +38,7 @@ def continuing_key(key: int) -> int:
 
 
 def aged_key(key: int, waited: float, max_wait: float) -> int:
-    """The key after `waited` seconds under `strict`: one class (two keys) up per `max_wait`, never above 1."""
+    """The key after `waited` seconds under `strict`: a class (two keys) up per `max_wait`, never above 1."""
     steps = int(waited // max_wait) if max_wait > 0 else 0
     return max(1, key - 2 * min(steps, 2))
 

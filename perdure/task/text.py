@@ -10,7 +10,10 @@ _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def clean(text: str) -> str:
-    """Text that Postgres, JSON and UTF-8 can hold: surrogate pairs are joined, lone ones and U+0000 become U+FFFD."""
+    """Text that Postgres, JSON and UTF-8 can hold.
+
+    Split surrogate pairs are joined; lone surrogates and U+0000 become U+FFFD.
+    """
     if "\x00" in text:
         text = text.replace("\x00", "\ufffd")
     if _SURROGATES.search(text):
