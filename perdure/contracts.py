@@ -121,7 +121,7 @@ class FaultDetails(Contract):
     started_at: datetime | None = None
 
 
-AttemptOutcome = Literal["completed", "failed", "cancelled", "drained", "lost", "timed_out", "refused"]
+AttemptOutcome = Literal["completed", "failed", "cancelled", "drained", "lost"]
 
 
 class AttemptRecord(Contract):
@@ -175,6 +175,9 @@ class TaskInput(Contract):
     unavailable_patience: float = 600
     max_output_bytes: int = 1024 * 1024
     scheduling: Scheduling = Scheduling()
+    lane: int | None = None  # Temporal's priority key it has reached by waiting; None: its class's own
+    lane_since: datetime | None = None  # since when it waits on that lane
+    fairness_key: str | None = None
     fairness_weight: float = 1.0
     cancel_requested: bool = False
     cancel_reason: str | None = None
@@ -199,6 +202,7 @@ class Projection(Contract):
     queued_at: datetime | None = None
     started_at: datetime | None = None
     next_attempt_at: datetime | None = None
+    lost_count: int = 0
 
 
 class Outcome(Contract):
@@ -208,6 +212,7 @@ class Outcome(Contract):
     result: TaskResult | None = None
     completed_at: datetime
     take_last_beat: bool = False  # the worker did not answer the cancel: read the text from `describe`
+    traceparent: str | None = None
 
 
 class CommitReceipt(Contract):
@@ -220,6 +225,7 @@ class CommitReceipt(Contract):
 class DeliverInput(Contract):
     task_id: str
     delivery_id: str
+    traceparent: str | None = None
 
 
 class AttemptStarted(Contract):

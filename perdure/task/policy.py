@@ -37,10 +37,14 @@ def continuing_key(key: int) -> int:
     return max(1, key - 1)
 
 
-def aged_key(key: int, waited: float, max_wait: float) -> int:
-    """The key after `waited` seconds under `strict`: a class (two keys) up per `max_wait`, never above 1."""
-    steps = int(waited // max_wait) if max_wait > 0 else 0
-    return max(1, key - 2 * min(steps, 2))
+def priority_key_of(name: str) -> int | None:
+    """The key of a class by its name, None for a name that is no class."""
+    return _KEYS[Priority(name)] if name in _KEYS else None
+
+
+def next_lane(key: int) -> int:
+    """The lane after a full `max_wait` under `strict`: one class (two keys) up, never above 1."""
+    return max(1, key - 2)
 
 
 def past(deadline: datetime | None, now: datetime, ahead: float = 0.0) -> bool:

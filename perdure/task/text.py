@@ -38,3 +38,10 @@ def one_line(text: str, limit: int = 500) -> str:
     """A message for an error field or a log: one line, no control characters, at most `limit` characters."""
     flat = _CONTROLS.sub(" ", clean(text)).strip()
     return flat if len(flat) <= limit else flat[: limit - 1] + "\u2026"
+
+
+def reason_text(reason: object, limit: int = 500) -> str | None:
+    """A cancel's reason from whatever a signal brought: text, `{"reason": text}`, or nothing."""
+    if isinstance(reason, dict):
+        reason = reason.get("reason")
+    return one_line(reason, limit) or None if isinstance(reason, str) else None
