@@ -202,7 +202,6 @@ class Projection(Contract):
     queued_at: datetime | None = None
     started_at: datetime | None = None
     next_attempt_at: datetime | None = None
-    lost_count: int = 0
 
 
 class Outcome(Contract):

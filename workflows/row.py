@@ -25,8 +25,12 @@ async def keep_row(life: Lifecycle, written: int, before_write: Callable[[], Non
     First a short local try; where that fails, one ordinary activity in the background brings the projection
     until it lands or a later one replaces it.
     """
+
+    def is_newer() -> bool:
+        return life.version > written
+
     while True:
-        await workflow.wait_condition(lambda seen=written: life.version > seen)
+        await workflow.wait_condition(is_newer)
         projection = life.project()
         before_write()
         try:

@@ -243,7 +243,6 @@ class Lifecycle:
             queued_at=self.queued_at,
             started_at=self.started_at,
             next_attempt_at=self.next_attempt_at,
-            lost_count=self.lost_count,
         )
 
 
