@@ -171,7 +171,7 @@ class ConsoleFormatter(logging.Formatter):
         time, level, event = data.pop("time"), data.pop("level"), data.pop("event")
         blocks = [data.pop(name) for name in ("exception", "stack") if name in data]
         worker = data.pop("worker")
-        rest = " ".join(f"{name}={_flat(value)}" for name, value in data.items())
+        rest = " ".join(f"{_flat(name)}={_flat(value)}" for name, value in data.items())
         lines = [f"{time[11:23]} {level:<7} {_flat(worker)} {_flat(event)}  {rest}".rstrip()]
         for block in blocks:
             lines += [f"    | {_flat(line)}" for line in block.splitlines()]

@@ -26,7 +26,7 @@ _NAMES: Final = (
     r"refresh[_-]?token|stream[_-]?token|token|client[_-]?secret|secret|secret[_-]?key|callback[_-]?secret|"
     r"payload[_-]?key|private[_-]?key|password|passwd|pwd|signature|webhook-signature|x-callback-signature"
 )
-_SECRET_NAME: Final = re.compile(rf"(?:[a-z0-9]+[_-])*(?:{_NAMES})\Z", re.IGNORECASE)
+_SECRET_NAME: Final = re.compile(rf"(?:\A|[^a-z0-9])(?:{_NAMES})\Z", re.IGNORECASE)
 
 _URL: Final = re.compile(r"\b([a-z][a-z0-9+.-]{1,20}://)([^\s\"'<>\\^`{|}]+)", re.IGNORECASE)
 _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
@@ -37,20 +37,22 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"\bv1a?,[A-Za-z0-9+/=_-]{16,}"), HIDDEN),
     (
         re.compile(
-            rf"(?<![a-z0-9])(?P<name>(?:[a-z0-9]+[_-])*(?:{_NAMES}))(?P<sep>[\"']?[ \t]*[:=][ \t]*)"
+            rf"(?<![a-z0-9])(?P<name>(?:[a-z0-9]{{1,32}}[_-]){{0,4}}(?:{_NAMES}))"
+            r"(?P<sep>[\"']?[ \t]*[:=][ \t]*)"
             r"(?!(?:bearer|basic)\b)(?!\[redacted)(?:b?\"[^\"\n]*\"|b?'[^'\n]*'|[^\s\"',;&)\]}]+)",
             re.IGNORECASE,
         ),
         rf"\g<name>\g<sep>{HIDDEN}",
     ),
     # What libraries put into their messages: pydantic's inputs, SQLAlchemy's parameters, Postgres' rows.
+    # Each runs on to the end of the text where its close is missing: linear, and on the safe side.
     (
-        re.compile(r"input_value=.*?(?=, input_type=|\]$|$)", re.MULTILINE | re.DOTALL),
+        re.compile(r"input_value=.*?(?=, input_type=|\Z)", re.DOTALL),
         f"input_value={HIDDEN}",
     ),
-    (re.compile(r"\[parameters: .*?\](?=\n|$)", re.DOTALL), f"[parameters: {HIDDEN}]"),
-    (re.compile(r"(Failing row contains )\(.*?\)(?=\.|\n|$)", re.DOTALL), rf"\1({HIDDEN})"),
-    (re.compile(r"(Key \([^)\n]{1,200}\)=)\([^\n]*?\)(?= |\.|$)", re.MULTILINE), rf"\1({HIDDEN})"),
+    (re.compile(r"\[parameters: .*?(?:\](?=\n|\Z)|\Z)", re.DOTALL), f"[parameters: {HIDDEN}]"),
+    (re.compile(r"(Failing row contains )\(.*?(?:\)(?=\.|\n|\Z)|\Z)", re.DOTALL), rf"\1({HIDDEN})"),
+    (re.compile(r"(Key \([^)\n]{1,200}\)=)\([^\n]*?(?:\)(?= |\.|$)|$)", re.MULTILINE), rf"\1({HIDDEN})"),
 )
 
 _known: set[str] = set()  # process-wide, as logging is
@@ -93,7 +95,7 @@ def _plain_authority(rest: str) -> str:
 
 def is_secret_name(name: str) -> bool:
     """Whether a key of this name holds a secret (`api_key` does, `output_tokens` does not)."""
-    return _SECRET_NAME.match(name) is not None
+    return _SECRET_NAME.search(name) is not None
 
 
 def redact_value(value: Any, depth: int = 0) -> Any:
