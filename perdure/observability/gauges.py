@@ -1,0 +1,93 @@
+"""Gauges from rows: what the API's page shows of tasks, queues, slots and waiting callbacks.
+
+Every API process reads the same rows, so each shows the whole; rules take the maximum over processes, never
+the sum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+from perdure.observability.metrics import OTHER, SLOT_STATES, BoundedGauge, Metrics
+from perdure.store import Store, StoreError
+from perdure.store.rows import QueueStat, WorkerRow
+from perdure.task.states import CLASSES, Status
+
+log = logging.getLogger(__name__)
+
+_FRESH_SECONDS: Final = 1.0  # several scrapers, and anybody who asks, cost one reading a second
+_READ_SECONDS: Final = 3.0  # below Prometheus' time-out, so that the page answers while Postgres does not
+_WORKER_SECONDS: Final = 30.0  # a worker not seen for longer does not count
+
+
+class StatsGauges:
+    """Reads the figures at a scrape, at most once a second, one reading at a time."""
+
+    def __init__(self, metrics: Metrics, store: Store) -> None:
+        self._metrics = metrics
+        self._store = store
+        self._lock = asyncio.Lock()
+        self._read_at = float("-inf")
+        self._up = True  # so that the first failure is logged
+
+    async def refresh(self) -> None:
+        """Brings the gauges up to date. While Postgres is away they keep their last values, `stats_up` is 0
+        and the page still answers."""
+        async with self._lock:
+            if time.monotonic() - self._read_at < _FRESH_SECONDS:
+                return
+            try:
+                await asyncio.wait_for(self._read(), _READ_SECONDS)
+            except (StoreError, TimeoutError) as error:
+                if self._up:
+                    log.warning("gauges cannot be read", extra={"error": type(error).__name__})
+                self._up = False
+            else:
+                self._up = True
+            self._metrics.stats_up.set(self._up)
+            self._read_at = time.monotonic()
+
+    async def _read(self) -> None:
+        states = await self._store.stats.by_state()
+        queues = await self._store.stats.queues()
+        workers = await self._store.workers.live(_WORKER_SECONDS)
+        waiting = await self._store.stats.callbacks_waiting()
+        for status in Status:
+            self._metrics.tasks.labels(status=status).set(states.get(status, 0))
+        self._metrics.callbacks_waiting.set(waiting)
+        self._show_queues(queues)
+        self._show_slots(workers)
+
+    def _show_queues(self, queues: list[QueueStat]) -> None:
+        depth, oldest = self._zeros(CLASSES), self._zeros(CLASSES)
+        for one in queues:
+            key = (self._pool(one.pool), one.priority.value)
+            depth[key] += one.waiting
+            oldest[key] = max(oldest[key], one.oldest_wait)
+        _show(self._metrics.queue_depth, depth)
+        _show(self._metrics.queue_oldest_wait, oldest)
+
+    def _show_slots(self, workers: list[WorkerRow]) -> None:
+        slots = self._zeros(SLOT_STATES)
+        for worker in workers:
+            pool, busy = self._pool(worker.pool), min(worker.in_use, worker.slots)
+            slots[pool, "busy"] += busy
+            slots[pool, "free"] += 0 if worker.draining else worker.slots - busy  # it takes nothing new
+        _show(self._metrics.pool_slots, slots)
+
+    def _pool(self, pool: str) -> str:
+        """The pool's label: pools that the configuration no longer knows add up under one."""
+        return pool if pool in self._metrics.catalogue.pools else OTHER
+
+    def _zeros(self, second: tuple[str, ...]) -> dict[tuple[str, str], float]:
+        """Every pair at zero, so that a queue that emptied shows it."""
+        pools = [*self._metrics.catalogue.pools, OTHER]
+        return {(pool, str(one)): 0.0 for pool in pools for one in second}
+
+
+def _show(gauge: BoundedGauge, values: dict[tuple[str, str], float]) -> None:
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
