@@ -1,0 +1,1 @@
+"""Watching tasks: live progress, waiting, event streams."""
