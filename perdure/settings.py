@@ -64,7 +64,8 @@ class ApiSettings(CallbackSettings):
     port: int = Field(8000, ge=0, le=65535)
     auth: Literal["keys", "none"] = "keys"
     trusted_proxies: Annotated[list[str], NoDecode] = Field(default_factory=list)  # addresses or CIDRs
-    submits_per_minute: int = Field(600, ge=1)
+    submits_per_minute: int = Field(600, ge=1)  # tasks of one key
+    bodies_per_minute: int = Field(1200, ge=1)  # requests with a body of one key
     max_waiting_per_user: int = Field(10_000, ge=1)
     max_streams_per_user: int = Field(50, ge=1)
     grace_seconds: float = Field(10, ge=0, le=600)  # SIGTERM to exit

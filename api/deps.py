@@ -1,0 +1,102 @@
+"""What endpoints may ask for: the resources that the lifespan built, and who asks.
+
+    async def submit(principal: PrincipalDep, store: StoreDep) -> Response: ...
+
+A route is marked with `api.strict_json.requires(scope)` or `public`; the principal is settled before its body
+is read, and `PrincipalDep` only hands it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from temporalio.converter import PayloadCodec
+
+from api.auth import Authenticator
+from api.intake import Intake
+from api.limits import Limits
+from api.pressure import Pressure
+from perdure.callback.guard import GuardPolicy
+from perdure.dispatcher import Dispatcher
+from perdure.live.hub import Hub
+from perdure.models import Catalogue
+from perdure.observability.metrics import Metrics
+from perdure.settings import ApiSettings
+from perdure.store.engine import Store
+from perdure.store.rows import Principal
+from perdure.temporal import TemporalGate
+
+
+@dataclass
+class Resources:
+    """Everything one API process holds. Built by the lifespan, found at `app.state.resources`."""
+
+    settings: ApiSettings
+    catalogue: Catalogue
+    store: Store
+    gate: TemporalGate
+    dispatcher: Dispatcher
+    hub: Hub
+    metrics: Metrics
+    authenticator: Authenticator
+    limits: Limits
+    pressure: Pressure
+    intake: Intake
+    guard: GuardPolicy
+    codec: PayloadCodec
+    secret_key: bytes | None = None  # PERDURE_SECRET_KEY, decoded
+    drain: asyncio.Event = field(default_factory=asyncio.Event)  # set when the process stops
+
+
+async def resources(request: Request) -> Resources:
+    """Everything at once, for endpoints that need much of it."""
+    found: Resources = request.app.state.resources
+    return found
+
+
+async def principal(request: Request) -> Principal:
+    """Who asks, as the route settled it before the body was read."""
+    found: Principal = request.state.principal
+    return found
+
+
+async def _store(request: Request) -> Store:
+    return (await resources(request)).store
+
+
+async def _gate(request: Request) -> TemporalGate:
+    return (await resources(request)).gate
+
+
+async def _hub(request: Request) -> Hub:
+    return (await resources(request)).hub
+
+
+async def _catalogue(request: Request) -> Catalogue:
+    return (await resources(request)).catalogue
+
+
+async def _metrics(request: Request) -> Metrics:
+    return (await resources(request)).metrics
+
+
+async def _settings(request: Request) -> ApiSettings:
+    return (await resources(request)).settings
+
+
+async def _limits(request: Request) -> Limits:
+    return (await resources(request)).limits
+
+
+ResourcesDep = Annotated[Resources, Depends(resources)]
+PrincipalDep = Annotated[Principal, Depends(principal)]
+StoreDep = Annotated[Store, Depends(_store)]
+GateDep = Annotated[TemporalGate, Depends(_gate)]
+HubDep = Annotated[Hub, Depends(_hub)]
+CatalogueDep = Annotated[Catalogue, Depends(_catalogue)]
+MetricsDep = Annotated[Metrics, Depends(_metrics)]
+SettingsDep = Annotated[ApiSettings, Depends(_settings)]
+LimitsDep = Annotated[Limits, Depends(_limits)]

@@ -1,0 +1,66 @@
+"""API keys: how one looks, how it is kept, how it is checked. Pure but for the helpers that take a store.
+
+A key is `sk_<id>_<secret>`: 8 characters that find the row, then 43 of a 256-bit random secret. The row keeps
+SHA-256 of the secret: input that random needs no slow hash. The whole key is shown once, when it is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Final
+
+SCOPES: Final = ("tasks:read", "tasks:write", "callbacks:write", "admin")
+DEFAULT_SCOPES: Final = ("tasks:read", "tasks:write", "callbacks:write")
+MAX_KEY_BYTES: Final = 256  # a longer credential is no key of ours and is not looked at
+
+_ID_ALPHABET: Final = string.ascii_lowercase + string.digits
+_KEY: Final = re.compile(rb"sk_([a-z0-9]{8})_([A-Za-z0-9_-]{43})\Z")
+_NO_HASH: Final = bytes(32)  # what an unknown id is compared with, so that it costs the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A key as it is made: `token` goes to the user once, `key_id` and `digest` (32 bytes) to the row."""
+
+    key_id: str
+    token: str
+    digest: bytes
+
+
+def new_credential() -> Credential:
+    """A fresh random key."""
+    key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(8))
+    secret = secrets.token_urlsafe(32)
+    return Credential(key_id, f"sk_{key_id}_{secret}", hash_secret(secret.encode()))
+
+
+def hash_secret(secret: bytes) -> bytes:
+    """The 32 bytes kept in the row."""
+    return hashlib.sha256(secret).digest()
+
+
+def parse_key(token: bytes) -> tuple[str, bytes] | None:
+    """(key id, secret) of a well-formed key; None for anything else: other forms, non-ASCII, too long."""
+    if len(token) > MAX_KEY_BYTES:
+        return None
+    match = _KEY.match(token)
+    return (match[1].decode("ascii"), match[2]) if match else None
+
+
+def verify_secret(secret: bytes, stored_hash: bytes | None) -> bool:
+    """Whether the secret is the row's, in constant time; None stands for an unknown id and is never true."""
+    same = hmac.compare_digest(hash_secret(secret), _NO_HASH if stored_hash is None else stored_hash)
+    return same and stored_hash is not None
+
+
+def check_scopes(scopes: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    """The scopes in their fixed order, without repeats. Raises ValueError naming an unknown one."""
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise ValueError(f"unknown scope {scope!r}; the scopes are {', '.join(SCOPES)}")
+    return tuple(scope for scope in SCOPES if scope in scopes)
