@@ -38,7 +38,6 @@ Kind = Literal["internal", "server", "client"]
 Value = str | bool | int | float | Sequence[str]
 
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\Z")
-_FLUSH_SECONDS: Final = 5.0
 
 _current: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
@@ -111,15 +110,15 @@ def start_tracing(process: str) -> bool:
     return True
 
 
-def stop_tracing() -> None:
-    """Sends what waits and stops. Blocks for five seconds at most; call it last, off the event loop."""
+def stop_tracing(seconds: float = 5.0) -> None:
+    """Sends what waits and stops. Blocks for `seconds` at most; call it last, off the event loop."""
     global _tracing
     tracing, _tracing = _tracing, None
     if tracing is not None:
         # The exporter retries a dead collector for longer than its own time-outs say; exit must not wait.
         closing = threading.Thread(target=tracing.provider.shutdown, name="traces-close", daemon=True)
         closing.start()
-        closing.join(_FLUSH_SECONDS)
+        closing.join(seconds)
 
 
 class SpanHandle:
