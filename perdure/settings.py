@@ -40,6 +40,7 @@ class DatabaseSettings(WorkerSettings):
     database_pool: int = Field(10, ge=1, le=200)
     secret_key: SecretStr | None = None  # base64 of 32 bytes: encrypts callback secrets at rest
     callback_secret: SecretStr | None = None  # one secret for all users
+    callback_secret_previous: SecretStr | None = None  # still signed with while receivers change over
     retention_days: int = Field(30, ge=1, le=3650)
 
 

@@ -13,10 +13,10 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Final
 
-from perdure import __version__
-
-USER_AGENT = f"perdure-webhook/{__version__}"
+USER_AGENT: Final = f"perdure-webhook/{version('perdure')}"
 
 
 def signature(key: bytes, signed: bytes) -> str:
