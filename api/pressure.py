@@ -78,7 +78,7 @@ class Pressure:
             if waiting + amount > bound:
                 return too_many(
                     "pool-full",
-                    f"In pool {pool} {waiting} tasks of class {priority} and better wait; the bound is {bound}.",
+                    f"In pool {pool} {waiting} tasks of {priority} and better wait; the bound is {bound}.",
                     _RETRY_AFTER,
                     pool=pool,
                     priority=priority,

@@ -76,7 +76,7 @@ Metadata = Annotated[
 Reason = Annotated[str, StringConstraints(strict=True, max_length=500)]
 Params = Annotated[dict[str, Any], Field(description="Input of the model. See *Params* in the introduction.")]
 
-_EXAMPLE: Final = {
+_EXAMPLE: Final[dict[str, Any]] = {
     "model_id": "smollm2-135m",
     "params": {
         "messages": [{"role": "user", "content": "Summarise in one sentence: …"}],
