@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Final
 
-from perdure.contracts import Outcome, Projection
 from perdure.models import Catalogue
 from perdure.observability.metrics import Metrics
 from perdure.start import task_input
@@ -62,7 +62,7 @@ class Dispatcher:
         self._pace = Pace()
         self._starts: set[asyncio.Task[None]] = set()
         self._high_starts = 0
-        self._started: list[str] = []
+        self._started: list[tuple[str, datetime]] = []
         self._flush_wanted = asyncio.Event()
         self._pause_until = 0.0
         self._pause = 0.0
@@ -70,6 +70,9 @@ class Dispatcher:
         self._attributes = False
         self._attributes_at = -_ATTRIBUTE_CHECK
         self._blocked = False  # due rows wait for room
+        self._max_running = {
+            user: known.max_running for user, known in catalogue.users.items() if known.max_running
+        }
 
     def wake(self) -> None:
         """Something new may be due."""
@@ -104,8 +107,10 @@ class Dispatcher:
     async def _sleep(self) -> None:
         pause = _BLOCKED if self._blocked else _IDLE
         try:
-            due = await self._store.dispatch.next_due(within=pause)
-            await asyncio.wait_for(self._woken.wait(), pause if due is None else min(pause, max(0.001, due)))
+            due = await self._store.dispatch.next_due()
+            if due is not None:
+                pause = max(0.01, min(pause, (due - datetime.now(UTC)).total_seconds()))
+            await asyncio.wait_for(self._woken.wait(), pause)
         except TimeoutError:
             pass
         except StoreError:
@@ -173,7 +178,8 @@ class Dispatcher:
                 limit=room,
                 lease_seconds=_LEASE,
                 owner=self._owner,
-                max_running=self._max_running(),
+                max_running=self._max_running,
+                default_max_running=self._catalogue.max_running_per_user,
             )
             claimed.extend(row.task for row in rows)
             if lane.lane == _HIGH_LANE:
@@ -203,13 +209,6 @@ class Dispatcher:
         configured = self._catalogue.pools[pool]
         return configured.window or max(32, 8 * configured.slots)
 
-    def _max_running(self) -> dict[str, int]:
-        """Per user, "" for everybody else; empty where nothing is limited."""
-        limits = {user: c.max_running for user, c in self._catalogue.users.items() if c.max_running}
-        if self._catalogue.max_running_per_user:
-            limits[""] = self._catalogue.max_running_per_user
-        return limits
-
     # Starts --------------------------------------------------------------------------------------
 
     def _begin(self, row: TaskRow) -> None:
@@ -232,9 +231,7 @@ class Dispatcher:
             attributes = await self._attributes_known()
             task = task_input(row, self._catalogue, search_attributes=attributes)
         except KeyError:
-            await self._end(
-                row, ErrorCode.MODEL_UNKNOWN, f"model '{row.model_id}' is no longer in models.toml"
-            )
+            await self._model_gone(row)
             return
         except EngineUnavailable:
             self._pause_starts()
@@ -251,7 +248,7 @@ class Dispatcher:
         self._pause = 0.0
         now = time.monotonic()
         self._pace.took(now - began, now)
-        self._started.append(row.task_id)
+        self._started.append((row.task_id, datetime.now(UTC)))
         self._flush_wanted.set()
 
     async def _attributes_known(self) -> bool:
@@ -274,26 +271,24 @@ class Dispatcher:
         log.warning("Temporal does not answer; starts wait", extra={"seconds": self._pause})
 
     async def _refused(self, row: TaskRow, error: EngineRefused) -> None:
-        failures = await self._store.dispatch.refuse(row.task_id)
+        failures = await self._store.dispatch.refuse(
+            row.task_id, "the workflow engine refused to start this task; see the log of the dispatcher"
+        )
         log.error("Temporal refuses a start", extra={"task_id": row.task_id, "failures": failures})
         if failures >= 3:
-            await self._end(row, ErrorCode.INTERNAL, "the workflow engine refused to start this task")
+            self._failed(row)
 
-    async def _end(self, row: TaskRow, code: ErrorCode, message: str) -> None:
-        outcome = Outcome(
-            projection=Projection(
-                task_id=row.task_id,
-                version=row.version + 1,
-                status=Status.FAILED,
-                retry_count=row.retry_count,
-                attempts=row.attempts,
-                usage=row.usage,
-                error_code=code.value,
-                error_message=message,
-            ),
-            completed_at=await self._store.now(),
+    async def _model_gone(self, row: TaskRow) -> None:
+        receipt = await self._store.maintenance.fail(
+            row.task_id,
+            row.version,
+            ErrorCode.MODEL_UNKNOWN,
+            f"model '{row.model_id}' is no longer configured; submit the task again with another model_id",
         )
-        await self._store.tasks.commit(outcome)
+        if receipt.kind == "committed":
+            self._failed(row)
+
+    def _failed(self, row: TaskRow) -> None:
         self._metrics.tasks_finished.labels(status=Status.FAILED, task_type=row.task_type).inc()
 
     # Transition 1 --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The scheduled workflows: each is one activity, started by a Temporal Schedule that never overlaps itself."""
+"""The scheduled workflows: one activity each, started by a Temporal Schedule that never overlaps itself."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import FailureError
 
 with workflow.unsafe.imports_passed_through():
     from perdure import names
@@ -42,7 +42,7 @@ async def keep_row(life: Lifecycle, written: int, before_write: Callable[[], Non
                 retry_policy=_ONCE,
                 summary=f"row: {projection.status}",
             )
-        except ActivityError:
+        except FailureError:  # a local activity fails with its cause, not with an ActivityError
             await _record_until_replaced(life, projection)
         written = projection.version
 
