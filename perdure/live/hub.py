@@ -22,8 +22,11 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from perdure.contracts import Beat
+from perdure.live.places import WAIT_STEP, Places
 from perdure.live.progress import BeatSource, LiveProgress
+from perdure.live.queue import Queues
 from perdure.live.story import Story
+from perdure.live.watch import Waiter, Watch
 from perdure.store.errors import StoreError
 from perdure.store.rows import Changes, Include, TaskRow
 from perdure.task.states import Status
@@ -36,7 +39,6 @@ YOUNG: Final = 2.0
 _GAP: Final = 0.03  # seconds between two looks at the least: a burst of pokes is one look
 _PAUSE: Final = 1.0  # after a look that failed
 _CHUNK: Final = 5_000  # tasks in one query
-_UNREAD: Final = -1  # change number of a row that was not read yet
 
 
 class RowSource(Protocol):
@@ -49,48 +51,6 @@ class RowSource(Protocol):
     async def by_id_any(self, task_id: str, include: Sequence[Include] = ()) -> TaskRow | None: ...
 
 
-class Watch:
-    """What this process knows of one watched task; shared by all who watch it."""
-
-    __slots__ = ("beat", "ending", "gone", "story", "task_id", "waiters", "young_until")
-
-    def __init__(self, task_id: str, young_until: float) -> None:
-        self.task_id = task_id
-        self.young_until = young_until
-        self.story: Story | None = None
-        self.beat: Beat | None = None  # the last seen, of whichever attempt; without text unless one wants it
-        self.gone = False  # there is no such row
-        self.waiters: set[Waiter] = set()
-        self.ending: asyncio.Task[TaskRow | None] | None = None  # reads the final row's result, once for all
-
-    @property
-    def settled(self) -> bool:
-        """Nothing more will change."""
-        return self.gone or (self.story is not None and self.story.final)
-
-    @property
-    def known(self) -> int:
-        return self.story.row.change_seq if self.story else _UNREAD
-
-    def wake(self, *, beat: bool = False) -> None:
-        """Wakes who waits; for a beat, only those who want beats."""
-        for waiter in self.waiters:
-            if waiter.beats or not beat:
-                waiter.wake.set()
-
-
-class Waiter:
-    """One who watches a task. `wake` is set whenever there may be news."""
-
-    __slots__ = ("beats", "text", "wake", "watch")
-
-    def __init__(self, watch: Watch, beats: bool, text: bool) -> None:
-        self.watch = watch
-        self.beats = beats
-        self.text = text
-        self.wake = asyncio.Event()
-
-
 class Hub:
     """Watches rows and beats for everybody in this process."""
 
@@ -99,11 +59,14 @@ class Hub:
         rows: RowSource,
         beats: BeatSource,
         *,
+        queues: Queues | None = None,
         live: LiveProgress | None = None,
         tick: float = TICK,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rows = rows
+        self.queues = queues
+        self._places = Places(queues, clock) if queues else None
         self._tick = tick
         self._clock = clock
         self.live = live or LiveProgress(beats, clock=clock)
@@ -143,8 +106,9 @@ class Hub:
                 async with asyncio.timeout(seconds):
                     while not self.draining:
                         waiter.wake.clear()
-                        if ready(waiter.watch):
-                            return waiter.watch.story.row if waiter.watch.story else None
+                        watch = waiter.watch
+                        if ready(watch):
+                            return watch.story.row if watch.story and not watch.gone else None
                         await waiter.wake.wait()
             except TimeoutError:
                 pass
@@ -163,6 +127,8 @@ class Hub:
         watch.waiters.add(waiter)
         if row is not None and row.attempts_json is not None:
             self._take(watch, row)
+        if text and (seen := self.live.last_seen(task_id)):
+            watch.beat = seen  # the one kept for watchers may be without its text
         self._tend(watch)
         self.poke(task_id)
         try:
@@ -200,6 +166,18 @@ class Hub:
                 watch.ending = None  # the next reader asks again
             raise
 
+    async def freshen(self, watch: Watch) -> None:
+        """Has at hand what is known beside the row: a running task's beat, a waiting one's place."""
+        story = watch.story
+        if story is None or story.final:
+            return
+        if story.row.status is Status.PROCESSING:
+            beat = await self.live.beat(watch.task_id, attempt=story.attempt)
+            if beat is not None and (watch.beat is None or watch.beat.attempt < beat.attempt):
+                watch.beat = beat
+        elif self._places and self._clock() - watch.placed_at >= WAIT_STEP:
+            await self._places.read(watch)
+
     # Looking -------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -213,6 +191,8 @@ class Hub:
             try:
                 await self._look(full)
                 self._failing = False
+                if self._places:
+                    self._places.start(self._watches.values())
             except StoreError as error:
                 pause = _PAUSE
                 if not self._failing:
@@ -260,14 +240,17 @@ class Hub:
         """Keeps a row that is newer than the one known, and wakes who waits."""
         if watch.story is not None and row.change_seq <= watch.known:
             return
+        stage = watch.story.stage if watch.story else None
         watch.story = Story.of(row)
+        if stage != watch.story.stage:
+            watch.place, watch.placed_at = None, float("-inf")
         self._tend(watch)
         watch.wake()
 
     def _tend(self, watch: Watch) -> None:
         """Follows the beats of a running task while somebody wants them."""
         running = watch.story is not None and watch.story.row.status is Status.PROCESSING
-        if running and any(waiter.beats for waiter in watch.waiters):
+        if running and watch.wants_beats:
             if watch.beat is None:
                 watch.beat = self.live.last_seen(watch.task_id)
             self.live.follow(watch.task_id, self._on_beat)
@@ -298,4 +281,6 @@ class Hub:
             self._runner.cancel()
             await asyncio.gather(self._runner, return_exceptions=True)
             self._runner = None
+        if self._places:
+            await self._places.aclose()
         await self.live.aclose()
