@@ -211,6 +211,9 @@ class Outcome(Contract):
     result: TaskResult | None = None
     completed_at: datetime
     take_last_beat: bool = False  # the worker did not answer the cancel: read the text from `describe`
+    model_id: str = ""  # for the figures alone, as are the next two
+    task_type: str = ""
+    due_at: datetime | None = None  # created, or `not_before`
     traceparent: str | None = None
 
 
