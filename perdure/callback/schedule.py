@@ -1,6 +1,6 @@
 """When a delivery is tried again: pure, no clock and no randomness of its own.
 
-    plan = after_failure(tries=…, quick=True, waited=…, retry_after=…, jitter=…)
+    plan = after_failure(tries=…, slow_tries=…, quick=True, waited=…, retry_after=…, jitter=…)
 
 Five quick tries under Temporal's retry policy, then the slow tail from the table, then DEAD.
 """
@@ -36,22 +36,23 @@ class Plan:
 
 
 def after_failure(
-    *, tries: int, quick: bool, waited: float, retry_after: float | None, jitter: float
+    *, tries: int, slow_tries: int, quick: bool, waited: float, retry_after: float | None, jitter: float
 ) -> Plan:
-    """The plan after failed try number `tries` (from 1, of this round).
+    """The plan after a failed try.
 
-    `quick`: Temporal drives the tries. `waited`: seconds since the quick phase began. `retry_after`: seconds
-    the receiver asked for, None if it did not. `jitter`: uniform in [-1, 1].
+    `tries`: all so far, this one included. `slow_tries`: those that the table made since the commit or the
+    last redelivery, this one included. `quick`: Temporal drives this try. `waited`: seconds since the quick
+    phase began. `retry_after`: seconds the receiver asked for, None if it did not. `jitter`: uniform in
+    [-1, 1].
     """
     asked = min(retry_after or 0.0, RETRY_AFTER_CAP)
     if quick and tries < QUICK_TRIES:
         delay = max(QUICK_TRY_DELAYS[tries] * (1 + JITTER * jitter), asked)
         if waited + delay < QUICK_PHASE:
             return Plan("quick", delay)
-    step = max(0, tries - QUICK_TRIES)
-    if step >= len(SLOW_TRY_DELAYS):
+    if slow_tries >= len(SLOW_TRY_DELAYS):
         return Plan("dead", None)
-    return Plan("slow", max(SLOW_TRY_DELAYS[step], asked))
+    return Plan("slow", max(SLOW_TRY_DELAYS[slow_tries], asked))
 
 
 def parse_retry_after(value: str | None, now: datetime) -> float | None:

@@ -1,4 +1,4 @@
-"""Callback secrets: made by us, one current per user, sealed at rest, more than one while a rotation overlaps.
+"""Callback secrets: made by us, sealed at rest, one current per user, more while a rotation overlaps.
 
     secrets = CallbackSecrets.from_settings(settings, store.secrets)     raises SecretsUnavailable
     keys = await secrets.keys(user_id)                                   newest first, at least one
