@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 import struct
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
 from typing import Final, Literal, Self
+
+from perdure.callback.addresses import Address
 
 HANG: Final = "hang"
 RESET: Final = "reset"
@@ -68,6 +71,19 @@ def head(status: int, headers: dict[str, str] | None = None, *, length: int | No
 def drip(data: bytes, pause: float) -> Reply:
     """One byte at a time."""
     return [step for byte in data for step in (bytes([byte]), pause)]
+
+
+class Names:
+    """A resolver that answers from a list, another entry at each look-up (the last one stays)."""
+
+    def __init__(self, *answers: list[str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        self.asked.append(host)
+        return [ipaddress.ip_address(one) for one in found]
 
 
 class Receiver:

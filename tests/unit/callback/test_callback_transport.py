@@ -17,22 +17,9 @@ from perdure.callback.addresses import Address
 from perdure.callback.guard import CallbackRejected, GuardPolicy
 from perdure.callback.transport import GuardedBackend, SystemResolver, guarded_transport
 from tests.support.addresses import CLOSED, OPEN
-from tests.support.receiver import HANG, Receiver, answer
+from tests.support.receiver import HANG, Names, Receiver, answer
 
 LOOPBACK = GuardPolicy(nets=(ipaddress.ip_network("127.0.0.0/8"),), http=True, ports=frozenset())
-
-
-class Names:
-    """A resolver that answers from a list, another entry at each look-up (the last one stays)."""
-
-    def __init__(self, *answers: list[str]) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
-
-    async def resolve(self, host: str, port: int) -> list[Address]:
-        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        self.asked.append(host)
-        return [ipaddress.ip_address(one) for one in found]
 
 
 class Opener(httpcore.AnyIOBackend):
@@ -168,9 +155,7 @@ async def test_redirects_are_answers_and_cookies_are_forgotten() -> None:
         assert await post(transport, receiver.url()) == 302
         await transport.aclose()
         assert target.connections == 0
-        assert all(
-            "cookie" not in dict(map(str.lower, pair) for pair in one.headers) for one in receiver.requests
-        )
+        assert all(name.lower() != "cookie" for one in receiver.requests for name, _ in one.headers)
 
 
 async def test_connections_are_not_kept() -> None:
