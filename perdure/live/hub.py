@@ -75,6 +75,7 @@ class Hub:
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._failing = False
+        self._on_drain: dict[Callable[[], None], None] = {}
 
     # Waiting -------------------------------------------------------------------------------------
 
@@ -273,6 +274,16 @@ class Hub:
         self.draining = True
         for watch in self._watches.values():
             watch.wake()
+        for callback in list(self._on_drain):
+            callback()
+
+    def on_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Arranges that `callback` is called when the process stops (now, if it does already). Returns the
+        undoing."""
+        self._on_drain[callback] = None
+        if self.draining:
+            callback()
+        return lambda: self._on_drain.pop(callback, None)
 
     async def aclose(self) -> None:
         """Stops looking. Waits that are still open end."""

@@ -75,6 +75,7 @@ class Reader:
 
     def __init__(self, hub: Hub, waiter: Waiter, cursor: Cursor | None, *, partial: bool) -> None:
         self.ended = False
+        self.finished = False  # ended, and all was told
         self._hub = hub
         self._waiter = waiter
         self._watch = waiter.watch
@@ -91,7 +92,7 @@ class Reader:
                     self._waiter.wake.clear()
                     if update := await self._look():
                         self._cursor = update.cursor
-                        self.ended = update.cursor.final
+                        self.finished = self.ended = update.cursor.final
                         return update
                     if self._hub.draining or self._watch.gone:
                         self.ended = True
@@ -100,6 +101,11 @@ class Reader:
         except TimeoutError:
             pass
         return None
+
+    def close(self) -> None:
+        """Ends a `next` that waits."""
+        self.ended = True
+        self._waiter.wake.set()
 
     async def _look(self) -> Update | None:
         if not self._ready:
@@ -116,7 +122,7 @@ class Reader:
                 return self._retold(story.at(following), last)
             return await self._end(story, last) if story.final else self._now(story, last)
         if story.final:
-            self.ended = True  # all was said before
+            self.finished = self.ended = True  # all was told before
             return None
         return self._now(story, last)
 
