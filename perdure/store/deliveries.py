@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -28,8 +29,16 @@ class DeliveryRepository:
         QUICK_GRACE_SECONDS on, so that the sweep stays away."""
         raise NotImplementedError
 
-    async def claim_due(self, limit: int, lease_seconds: float) -> list[DeliveryClaim]:
-        """For the sweep: what is due now, oldest due first, at most 4 of one user's origin."""
+    async def claim_due(
+        self, limit: int, lease_seconds: float, skip: Sequence[tuple[str, str]] = ()
+    ) -> list[DeliveryClaim]:
+        """For the sweep: what is due now, oldest due first, at most 4 of one user's origin. `skip` are
+        (user_id, origin) pairs whose receiver has no place free at the caller's: none of theirs is taken."""
+        raise NotImplementedError
+
+    async def defer(self, claim: DeliveryClaim, next_in: float) -> None:
+        """Gives a claim back without a try: the lease ends, it is due in `next_in` seconds. Nothing is counted,
+        state and tries stay. A claim whose lease passed to another changes nothing."""
         raise NotImplementedError
 
     async def record_try(
