@@ -18,7 +18,8 @@ class Delta(BaseModel):
 
     `text` and `reasoning` are new characters, appended to what stands. `tokens` is how many output tokens the
     step is worth (1 where the server does not say). `restart` is yielded first when the checkpoint was not
-    continued from: all text so far is dropped, `discarded_tokens` counts it.
+    continued from: all text so far but its first `keep_chars` characters (`keep_tokens` tokens) is dropped,
+    and `discarded_tokens` counts that.
     `progress` (0-99), `message` and `state` are the executor's own figures.
     `result` comes last and once: positive proof of the end.
     """
@@ -29,6 +30,8 @@ class Delta(BaseModel):
     reasoning: str = ""
     tokens: int = 0
     restart: bool = False
+    keep_chars: int = 0
+    keep_tokens: int = 0
     progress: int | None = None
     message: str | None = None
     state: Any = None
