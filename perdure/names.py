@@ -52,6 +52,7 @@ WF_INFERENCE_TASK: Final = "InferenceTask"
 WF_RECONCILE: Final = "Reconcile"
 WF_CALLBACK_SWEEP: Final = "CallbackSweep"
 WF_RETENTION: Final = "Retention"
+WF_ENGINE_PROBE: Final = "EngineProbe"  # `perdure doctor` measures the server with it, on a queue of its own
 
 ACT_GENERATE: Final = "generate"
 ACT_COMMIT_OUTCOME: Final = "commit_outcome"
@@ -61,6 +62,8 @@ ACT_RECORD_NOW: Final = "record_now"  # local activity: one short try
 ACT_RECONCILE: Final = "reconcile"
 ACT_SWEEP_CALLBACKS: Final = "sweep_callbacks"
 ACT_PURGE: Final = "purge_expired"
+ACT_PROBE_STEP: Final = "probe_step"
+ACT_PROBE_WAIT: Final = "probe_wait"
 
 SIG_ATTEMPT_STARTED: Final = "attempt_started"
 SIG_CANCEL: Final = "cancel"
