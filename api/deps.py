@@ -19,11 +19,15 @@ from api.auth import Authenticator
 from api.intake import Intake
 from api.limits import Limits
 from api.pressure import Pressure
+from api.readiness import Readiness
+from api.signals import Signals
 from perdure.callback.guard import GuardPolicy
 from perdure.dispatcher import Dispatcher
 from perdure.live.hub import Hub
+from perdure.live.queue import Queues
 from perdure.models import Catalogue
 from perdure.observability.metrics import Metrics
+from perdure.observability.page import Exposition
 from perdure.settings import ApiSettings
 from perdure.store.engine import Store
 from perdure.store.rows import Principal
@@ -40,7 +44,11 @@ class Resources:
     gate: TemporalGate
     dispatcher: Dispatcher
     hub: Hub
+    queues: Queues
+    signals: Signals
     metrics: Metrics
+    exposition: Exposition
+    readiness: Readiness
     authenticator: Authenticator
     limits: Limits
     pressure: Pressure

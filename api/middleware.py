@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import uuid_utils
@@ -27,15 +27,9 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Edge:
-    """Wraps the whole app. `metrics` is asked for per request, since the lifespan makes it."""
+    """Wraps the whole app."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        trusted_proxies: Sequence[str],
-        metrics: Callable[[], Metrics | None],
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, trusted_proxies: Sequence[str], metrics: Metrics) -> None:
         self._app = app
         self._trusted = parse_networks(trusted_proxies)
         self._metrics = metrics
@@ -76,9 +70,7 @@ class Edge:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = _route(scope)
-        metrics = self._metrics()
-        if metrics is not None:
-            metrics.observe_http(scope["method"], route, status or 499, seconds)
+        self._metrics.observe_http(scope["method"], route, status or 499, seconds)
         quiet = status < 400 and scope["path"] in _QUIET_PATHS
         level = logging.DEBUG if quiet else logging.INFO
         if log.isEnabledFor(level):

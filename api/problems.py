@@ -15,6 +15,7 @@ from typing import Any, Final
 import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -143,6 +144,13 @@ def problem_of(error: Exception) -> Problem:
         detail = HTTPStatus(error.status_code).phrase + "."
         return Problem(error.status_code, code, detail, headers=error.headers)
     return Problem(500, "internal", "Something went wrong on our side. The request id finds it in the log.")
+
+
+def from_pydantic(error: ValidationError) -> Problem:
+    """422 for a part of a body that was validated by itself; pointers start at that part."""
+    return invalid(
+        [_field_error({**item, "loc": ("body", *item["loc"])}) for item in error.errors(include_input=False)]
+    )
 
 
 def _field_error(item: Mapping[str, Any]) -> FieldError:

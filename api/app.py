@@ -1,0 +1,159 @@
+"""Composition root of the API: builds every resource, hands it down, closes it in reverse.
+
+    app = create_app(settings)         raises CatalogueError, UnsafeAuth, ValueError naming the setting
+
+The API starts and serves while Temporal is down: its client connects at the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from temporalio.client import Client
+
+from api import admin, codec, health, openapi, problems, steer, submit, tasks
+from api.auth import Authenticator, check_host
+from api.deps import Resources
+from api.intake import Intake
+from api.limits import Limits
+from api.middleware import Edge, parse_networks
+from api.pressure import Pressure
+from api.readiness import Readiness
+from api.signals import Signals
+from perdure.callback.guard import GuardPolicy
+from perdure.dispatcher import Dispatcher
+from perdure.live.hub import Hub
+from perdure.live.queue import Queues
+from perdure.models import Catalogue, load_catalogue
+from perdure.observability.gauges import StatsGauges
+from perdure.observability.metrics import Metrics
+from perdure.observability.page import Exposition
+from perdure.observability.temporal_metrics import SdkMetrics
+from perdure.settings import ApiSettings
+from perdure.store.engine import Store, make_engine
+from perdure.temporal import TemporalGate, connect, default_identity, make_converter
+
+log = logging.getLogger(__name__)
+
+
+def create_app(settings: ApiSettings, *, sdk: SdkMetrics | None = None) -> FastAPI:
+    """The app. Its lifespan builds `app.state.resources`. `sdk`: the Temporal SDK's runtime and metrics, one
+    per process."""
+    check_host(settings)
+    parse_networks(settings.trusted_proxies)
+    catalogue = load_catalogue(settings.models)
+    metrics = Metrics(catalogue)
+    guard = GuardPolicy.from_settings(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            app.state.resources = await _build(settings, catalogue, metrics, guard, sdk, stack)
+            log.info("api ready", extra={"host": settings.host, "auth": settings.auth})
+            yield
+            app.state.resources.drain.set()
+
+    app = FastAPI(title="Perdure", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
+    for part in (submit, tasks, steer, *_others(), admin, codec, health):
+        app.include_router(part.router)
+    problems.install(app)
+    openapi.install(app)
+    routes = openapi.routes_of(app)
+    metrics.know_routes((method, route.path) for route in routes for method in route.methods or ())
+    app.add_middleware(Edge, trusted_proxies=settings.trusted_proxies, metrics=metrics)
+    return app
+
+
+def _others() -> list[Any]:
+    import importlib
+
+    found = []
+    for name in ("api.events", "api.callbacks"):
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    return found
+
+
+async def _build(
+    settings: ApiSettings,
+    catalogue: Catalogue,
+    metrics: Metrics,
+    guard: GuardPolicy,
+    sdk: SdkMetrics | None,
+    stack: AsyncExitStack,
+) -> Resources:
+    """Every resource, in the order in which one needs the other; the stack closes them in reverse."""
+    identity = default_identity("api")
+    url = settings.database_url.get_secret_value()
+    store = Store(make_engine(url, pool_size=settings.database_pool, application_name="perdure-api"))
+    stack.push_async_callback(store.aclose)
+    client: Client = await connect(
+        settings, lazy=True, identity=identity, runtime=sdk.runtime if sdk else None
+    )
+    gate = TemporalGate(client)
+    dispatcher = Dispatcher(store, gate, catalogue, metrics, identity)
+    running = asyncio.create_task(_keep_dispatching(dispatcher), name="dispatcher")
+    stack.push_async_callback(_stop, running)
+    intake = Intake(store.tasks, dispatcher)
+    stack.push_async_callback(intake.aclose)
+    queues = Queues(store.stats, store.workers)
+    hub = Hub(store.tasks, gate, queues=queues)
+    stack.push_async_callback(hub.aclose)
+    signals = Signals(gate, hub)
+    stack.push_async_callback(signals.aclose)
+    converter = make_converter(settings)
+    assert converter.payload_codec is not None
+    return Resources(
+        settings=settings,
+        catalogue=catalogue,
+        store=store,
+        gate=gate,
+        dispatcher=dispatcher,
+        hub=hub,
+        queues=queues,
+        signals=signals,
+        metrics=metrics,
+        exposition=Exposition(metrics, sdk, StatsGauges(metrics, store)),
+        readiness=Readiness(store, gate, catalogue),
+        authenticator=Authenticator(settings, store),
+        limits=Limits(settings),
+        pressure=Pressure(settings, catalogue, store.stats),
+        intake=intake,
+        guard=guard,
+        codec=converter.payload_codec,
+        secret_key=_secret_key(settings),
+    )
+
+
+async def _keep_dispatching(dispatcher: Dispatcher) -> None:
+    """Runs the dispatcher for the life of the process: a fault in it must not end dispatch for good."""
+    while True:
+        try:
+            await dispatcher.run()
+        except Exception:
+            log.exception("the dispatcher failed; it starts again")
+            await asyncio.sleep(1.0)
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _secret_key(settings: ApiSettings) -> bytes | None:
+    """PERDURE_SECRET_KEY, decoded. Raises ValueError naming it."""
+    if settings.secret_key is None:
+        return None
+    try:
+        return base64.b64decode(settings.secret_key.get_secret_value(), validate=True)
+    except ValueError:
+        raise ValueError("PERDURE_SECRET_KEY is not base64; make one with: openssl rand -base64 32") from None

@@ -1,0 +1,192 @@
+"""Tasks come in: submit, bulk, rerun."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import orjson
+from fastapi import APIRouter, Path, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from api.accept import Acceptance, accepted
+from api.deps import PrincipalDep, Resources, ResourcesDep
+from api.headers import applied, idempotency, idempotency_key, key_reused, prefer_wait
+from api.problems import Problem, from_pydantic, not_found, problem_of, request_id_of
+from api.render import RETRY_AFTER, json_response, task_fields
+from api.replies import ACCEPTED, BULK, REFUSED_SUBMIT, TASK_OK
+from api.schemas import BulkBody, RerunBody, SubmitBody
+from api.strict_json import StrictRoute, requires
+from perdure import names
+from perdure.store.rows import CreateResult, NewTask, Principal, TaskRow
+
+router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["tasks"])
+BULK_BYTES: Final = 16 * 1024 * 1024
+TaskId = Annotated[str, Path(description="`task_` and 32 hex digits.", max_length=256)]
+
+
+@router.post(
+    "/tasks",
+    status_code=202,
+    summary="Submit a task",
+    responses={202: ACCEPTED, 200: TASK_OK, **REFUSED_SUBMIT},
+)
+@requires("tasks:write")
+async def submit(
+    body: SubmitBody, request: Request, principal: PrincipalDep, resources: ResourcesDep
+) -> Response:
+    """Answers when the task is kept: from then on it survives crashes, deploys and outages. `Prefer: wait=N`
+    (60 s at most) waits for its end; `Idempotency-Key` makes the submit safe to repeat."""
+    key = idempotency_key(request)
+    resources.limits.take_submits(principal)
+    acceptance = Acceptance(resources, principal)
+    new = acceptance.task(body)
+    await acceptance.admit(new)
+    held = idempotency(key, new.user_id, "submit", accepted(body, new.user_id)) if key else None
+    result = await resources.intake.add(new, held)
+    return await _written(result, new, acceptance, "task created", request, resources)
+
+
+@router.post(
+    "/tasks/{task_id}/rerun",
+    status_code=202,
+    summary="Run a task again",
+    responses={202: ACCEPTED, 200: TASK_OK, **REFUSED_SUBMIT},
+)
+@requires("tasks:write")
+async def rerun(
+    task_id: TaskId,
+    request: Request,
+    principal: PrincipalDep,
+    resources: ResourcesDep,
+    body: RerunBody | None = None,
+) -> Response:
+    """A new task with the same input, whatever became of the old one; the body may name another model, class
+    or other params. `rerun_of` names the old task."""
+    key = idempotency_key(request)
+    old = await resources.store.tasks.get(principal, task_id) if names.is_task_id(task_id) else None
+    if old is None:
+        raise not_found()
+    resources.limits.take_submits(principal)
+    acceptance = Acceptance(resources, principal)
+    new = acceptance.rerun(old, body or RerunBody())
+    await acceptance.admit(new)
+    asked = {"task_id": task_id, **(body or RerunBody()).model_dump(mode="python")}
+    held = idempotency(key, new.user_id, "rerun", asked) if key else None
+    result = await resources.intake.add(new, held)
+    return await _written(result, new, acceptance, "task rerun", request, resources)
+
+
+async def _written(
+    result: CreateResult,
+    new: NewTask,
+    acceptance: Acceptance,
+    action: str,
+    request: Request,
+    resources: Resources,
+) -> Response:
+    """The reply to a submit: what was created, or what the same request created before."""
+    if result.kind == "conflict":
+        raise key_reused()
+    task = result.task
+    if task is None:
+        raise not_found()
+    headers = {"Location": f"/v1/tasks/{task.task_id}", "Cache-Control": "private, no-cache"}
+    if result.kind == "replayed":
+        headers["Idempotent-Replayed"] = "true"
+    else:
+        acceptance.count(new, action)
+    params = new.params_json if result.kind == "created" else None
+    wait = prefer_wait(request)
+    if wait is not None:
+        headers |= applied(wait)
+        later = await _after(wait, task, resources)
+        if later is not None:
+            task, params = later, None
+    status = 200 if wait is not None and task.status.final else 202
+    if not task.status.final:
+        headers["Retry-After"] = RETRY_AFTER
+    return json_response(task_fields(task, params_json=params), status, headers)
+
+
+async def _after(wait: int, task: TaskRow, resources: Resources) -> TaskRow | None:
+    """The task as it is once it is final or the time is up; None when it was deleted meanwhile."""
+    if not task.status.final:
+        await resources.hub.wait_final(task.task_id, wait)
+    return await resources.store.tasks.by_id_any(task.task_id)
+
+
+@router.post(
+    "/tasks/bulk",
+    status_code=202,
+    summary="Submit up to 500 tasks",
+    responses={202: BULK, **REFUSED_SUBMIT},
+)
+@requires("tasks:write", max_body=BULK_BYTES)
+async def bulk(
+    body: BulkBody, request: Request, principal: PrincipalDep, resources: ResourcesDep
+) -> Response:
+    """Each task is judged by itself; the good ones are written in one transaction. The reply has one entry
+    per task, in order: the task, or the problem that refuses it."""
+    key = idempotency_key(request)
+    acceptance = Acceptance(resources, principal)
+    entries: list[dict[str, Any] | None] = []
+    good: list[NewTask] = []
+    for item in body.tasks:
+        try:
+            new = acceptance.task(_item(item))
+            await acceptance.admit(new)
+        except Problem as problem:
+            entries.append(problem.as_json(request_id_of(request)))
+        else:
+            entries.append(None)
+            good.append(new)
+    replayed = False
+    tasks: list[TaskRow | None] = []
+    if good:
+        resources.limits.take_submits(principal, len(good))
+        tasks, entries, replayed = await _write_many(good, entries, key, body, principal, resources)
+    if not replayed:
+        for new in good:
+            acceptance.count(new, "task created")
+    headers = {"Cache-Control": "private, no-cache", **({"Idempotent-Replayed": "true"} if replayed else {})}
+    return json_response({"tasks": _merge(entries, tasks)}, 202, headers)
+
+
+async def _write_many(
+    good: list[NewTask],
+    entries: list[dict[str, Any] | None],
+    key: str | None,
+    body: BulkBody,
+    principal: Principal,
+    resources: Resources,
+) -> tuple[list[TaskRow | None], list[dict[str, Any] | None], bool]:
+    """(tasks, entries, replayed). The problems between the tasks are kept with the key, for a replay."""
+    reply = orjson.dumps(entries).decode()
+    held = idempotency(key, principal.user_id, "bulk", body.tasks, reply=reply) if key else None
+    result = await resources.intake.add_many(good, held)
+    if result.kind == "conflict":
+        raise key_reused()
+    if result.kind == "replayed" and result.reply is not None:
+        entries = orjson.loads(result.reply)
+    return result.tasks, entries, result.kind == "replayed"
+
+
+def _item(item: Any) -> SubmitBody:
+    try:
+        return SubmitBody.model_validate(item)
+    except ValidationError as error:
+        raise from_pydantic(error) from None
+
+
+def _merge(entries: list[dict[str, Any] | None], tasks: list[TaskRow | None]) -> list[dict[str, Any]]:
+    """Problems and tasks in the order of the call; a task deleted since is a 404."""
+    written = iter(tasks)
+    merged = []
+    for entry in entries:
+        if entry is not None:
+            merged.append(entry)
+            continue
+        task = next(written)
+        merged.append(problem_of(not_found()).as_json() if task is None else task_fields(task, include=()))
+    return merged
