@@ -46,17 +46,12 @@ class CallbackRejected(ValueError):  # noqa: N818 - said of a URL, not of the pr
 @dataclass(frozen=True)
 class Target:
     """A URL that passed the rules. `host` is lower case ASCII without a trailing dot (an IP literal without
-    brackets); `origin` is scheme://host:port; `url` is what is sent to, query included."""
+    brackets); `url` is what is sent to, query included."""
 
     scheme: str
     host: str
     port: int
     url: httpx.URL
-
-    @property
-    def origin(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -111,6 +106,13 @@ class GuardPolicy:
             return False
         meant = inner[0] if stands_for_v4(address) else address
         return self.opens_host(host) or in_any(meant, self.nets)
+
+
+def origin_of(url: str) -> str:
+    """Scheme and authority as written, lower case: what names a receiver in rows, limits and logs. It holds
+    no path and no query."""
+    match = _AUTHORITY.match(url)
+    return match[0].lower() if match else ""
 
 
 def check_url(url: str, policy: GuardPolicy) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perdure.callback.addresses import DENIED, embedded, in_any, is_public
 from perdure.callback.addresses import NEVER as NEVER_NETS
-from perdure.callback.guard import CallbackRejected, GuardPolicy, check_url, parse_url
+from perdure.callback.guard import CallbackRejected, GuardPolicy, check_url, origin_of, parse_url
 from perdure.settings import CallbackSettings
 from tests.support.addresses import BAD_URLS, CLOSED, NEVER, OPEN
 
@@ -64,23 +64,36 @@ def test_bad_urls_are_refused_even_where_http_and_ports_are_open(url: str, expec
 
 
 @pytest.mark.parametrize(
-    ("url", "origin", "sent"),
+    ("url", "host", "sent"),
     [
-        ("https://receiver.example/a?b=c", "https://receiver.example:443", "https://receiver.example/a?b=c"),
-        ("HTTPS://Receiver.Example", "https://receiver.example:443", "https://receiver.example"),
-        ("https://receiver.example./x", "https://receiver.example:443", "https://receiver.example/x"),
-        ("https://receiver.example:443/x", "https://receiver.example:443", "https://receiver.example/x"),
-        ("https://bücher.example/ü", "https://xn--bcher-kva.example:443", "https://xn--bcher-kva.example/%C3%BC"),
-        ("https://8.8.8.8/x", "https://8.8.8.8:443", "https://8.8.8.8/x"),
-        ("https://[2606:4700::1111]/x", "https://[2606:4700::1111]:443", "https://[2606:4700::1111]/x"),
-        ("https://a_b.example/@x?q=@", "https://a_b.example:443", "https://a_b.example/@x?q=@"),
+        ("https://receiver.example/a?b=c", "receiver.example", "https://receiver.example/a?b=c"),
+        ("HTTPS://Receiver.Example", "receiver.example", "https://receiver.example"),
+        ("https://receiver.example./x", "receiver.example", "https://receiver.example/x"),
+        ("https://receiver.example:443/x", "receiver.example", "https://receiver.example/x"),
+        ("https://bücher.example/ü", "xn--bcher-kva.example", "https://xn--bcher-kva.example/%C3%BC"),
+        ("https://8.8.8.8/x", "8.8.8.8", "https://8.8.8.8/x"),
+        ("https://[2606:4700::1111]/x", "2606:4700::1111", "https://[2606:4700::1111]/x"),
+        ("https://a_b.example/@x?q=@", "a_b.example", "https://a_b.example/@x?q=@"),
     ],
-)  # fmt: skip
-def test_good_urls_and_how_they_are_sent(url: str, origin: str, sent: str) -> None:
+)
+def test_good_urls_and_how_they_are_sent(url: str, host: str, sent: str) -> None:
     target = parse_url(url, GuardPolicy())
-    assert target.origin == origin
-    assert target.url.raw_host.decode() == target.host
+    assert (target.scheme, target.host, target.port) == ("https", host, 443)
+    assert target.url.raw_host.decode() == host
     assert str(target.url) == sent
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://Receiver.Example/Path?q=1", "https://receiver.example"),
+        ("http://127.0.0.1:8000?q", "http://127.0.0.1:8000"),
+        ("https://[2606::1]:8443", "https://[2606::1]:8443"),
+        ("nothing", ""),
+    ],
+)
+def test_the_origin_names_a_receiver_and_tells_no_path(url: str, origin: str) -> None:
+    assert origin_of(url) == origin
 
 
 def test_ports_and_http_are_closed_by_default_and_opened_by_settings() -> None:
