@@ -20,7 +20,7 @@ from temporalio import activity
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, ListTaskQueuePartitionsRequest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from perdure import names
@@ -141,7 +141,7 @@ async def measure(client: Client, workflow: type[Any]) -> Effects:
         handle = await client.start_workflow(
             names.WF_ENGINE_PROBE, args=["order", ordered], id=f"{ordered}-run", task_queue=queue
         )
-        await _backlog(client, ordered)
+        await _backlog(client, handle, ordered)
         async with Worker(client, task_queue=ordered, activities=steps, max_concurrent_activities=1):
             await handle.result()
     return Effects(
@@ -174,7 +174,7 @@ async def _cancel(client: Client, probe: Probe, queue: str) -> None:
     await handle.result()
 
 
-async def _backlog(client: Client, queue: str) -> None:
+async def _backlog(client: Client, handle: WorkflowHandle[Any, Any], queue: str) -> None:
     """Waits until everything stands in the queue, so that the order is the queue's."""
     request = DescribeTaskQueueRequest(
         namespace=client.namespace,
@@ -182,8 +182,12 @@ async def _backlog(client: Client, queue: str) -> None:
         task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
         report_stats=True,
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 15
     while time.monotonic() < deadline:
+        described_run = await handle.describe()
+        if len(described_run.raw_description.pending_activities) < _BACKLOG:
+            await asyncio.sleep(0.1)
+            continue
         await asyncio.sleep(0.5)  # the server keeps its answer for 5 s: not asked before it is likely true
         described = await client.workflow_service.describe_task_queue(request)
         if described.stats.approximate_backlog_count >= _BACKLOG:

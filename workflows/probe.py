@@ -68,11 +68,11 @@ class EngineProbe:
 
     async def _order(self, queue: str) -> list[float]:
         """A backlog of one user, then another user's, then two of a better class."""
-        steps = [
-            self._step(queue, label, Priority(priority_key=key, fairness_key=user))
-            for label, key, user, count in (("a", 3, "a", 24), ("b", 3, "b", 8), ("high", 1, "a", 2))
-            for _ in range(count)
-        ]
+        steps = []
+        for label, key, user, count in (("a", 3, "a", 24), ("b", 3, "b", 8), ("high", 1, "a", 2)):
+            priority = Priority(priority_key=key, fairness_key=user)
+            steps += [self._step(queue, label, priority) for _ in range(count)]
+            await asyncio.sleep(0.3)  # steps that are scheduled together arrive in any order
         await asyncio.gather(*steps)
         return []
 
