@@ -177,8 +177,10 @@ class TaskInput(Contract):
     scheduling: Scheduling = Scheduling()
     lane: int | None = None  # Temporal's priority key it has reached by waiting; None: its class's own
     lane_since: datetime | None = None  # since when it waits on that lane
-    fairness_key: str | None = None
-    fairness_weight: float = 1.0
+    user_weight: float = 1.0
+    class_users: float = (
+        1.0  # `weighted`: the weights of all users who wait in its class, summed at the start
+    )
     cancel_requested: bool = False
     cancel_reason: str | None = None
     search_attributes: bool = False  # the start-up check found them registered

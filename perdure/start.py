@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from perdure import names
 from perdure.contracts import Scheduling, TaskInput
 from perdure.models import Catalogue, Pool
 from perdure.store.rows import TaskRow
@@ -14,7 +13,9 @@ from perdure.task.policy import priority_key
 MAX_LOST: Final = 5
 
 
-def task_input(row: TaskRow, catalogue: Catalogue, *, search_attributes: bool) -> TaskInput:
+def task_input(
+    row: TaskRow, catalogue: Catalogue, *, search_attributes: bool, class_users: float = 1.0
+) -> TaskInput:
     """The start input of a row's workflow; the row holds params and attempts.
 
     Figures that run (version, attempts, retries, usage) come from the row, so that a restart goes on.
@@ -55,8 +56,8 @@ def task_input(row: TaskRow, catalogue: Catalogue, *, search_attributes: bool) -
         ),
         lane=row.lane,
         lane_since=_lane_since(row, pool),
-        fairness_key=names.fairness_key(row.user_id),
-        fairness_weight=catalogue.weight_of(row.user_id),
+        user_weight=catalogue.weight_of(row.user_id),
+        class_users=class_users,
         cancel_requested=row.cancel_requested,
         cancel_reason=row.cancel_reason,
         search_attributes=search_attributes,

@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         Usage,
     )
     from perdure.task.errors import RETRYABLE, ErrorCode
+    from perdure.task.policy import Place
     from perdure.task.story import attempt_summary
     from perdure.task.text import one_line
 
@@ -51,7 +52,7 @@ class Ending:
 
 
 def start_generate(
-    task: TaskInput, given: GenerateInput, lane: int, patience: timedelta | None
+    task: TaskInput, given: GenerateInput, place: Place, patience: timedelta | None
 ) -> workflow.ActivityHandle[GenerateResult]:
     """Puts the attempt on its pool's queue. `patience`: how long it may wait there before `waited`."""
     return workflow.start_activity(
@@ -66,9 +67,7 @@ def start_generate(
         cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
         summary=attempt_summary(given.attempt, task.model_id, given.checkpoint),
         priority=Priority(
-            priority_key=lane,
-            fairness_key=task.fairness_key or names.fairness_key(task.user_id),
-            fairness_weight=task.fairness_weight,
+            priority_key=place.key, fairness_key=place.fairness_key, fairness_weight=place.weight
         ),
     )
 

@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure.task import policy
     from perdure.task.errors import ErrorCode
     from perdure.task.lifecycle import Again, Finish, Lifecycle
-    from perdure.task.states import Status
+    from perdure.task.states import Priority, Status
     from perdure.task.story import details
     from perdure.task.text import reason_text
     from workflows.attempt import Ending, ending_of, start_generate
@@ -56,6 +56,7 @@ class InferenceTask:
         self.life = Lifecycle(task, workflow.now())
         self.cancelled = task.cancel_requested
         self.cancel_reason = task.cancel_reason
+        self.priority = task.priority
         self.lane = task.lane or policy.priority_key(task.priority)
         self.lane_since = task.lane_since or task.not_before or task.created_at
         self.lane_moved = False
@@ -84,9 +85,10 @@ class InferenceTask:
     @workflow.signal(name=names.SIG_SET_PRIORITY)
     def set_priority(self, priority: str) -> None:
         """Moves a waiting task to another class; unknown names change nothing."""
-        key = policy.priority_key_of(priority)
-        if key is not None and key != self.lane:
-            self.lane, self.lane_since, self.lane_moved = key, workflow.now(), True
+        if priority in Priority.__members__ and priority != self.priority:
+            self.priority = Priority(priority)
+            self.lane, self.lane_since = policy.priority_key(self.priority), workflow.now()
+            self.lane_moved = True
 
     @workflow.query(name=names.QUERY_SNAPSHOT)
     def snapshot(self) -> Snapshot:
@@ -159,8 +161,8 @@ class InferenceTask:
         """One attempt to its end. While it waits it may move to a better lane, under the same number."""
         while True:
             self.lane_moved = False
-            lane = policy.continuing_key(self.lane) if ahead else self.lane
-            handle = start_generate(self.task, self._given(number), lane, self._patience())
+            place = policy.place(self.task, self.priority, self.lane, ahead=ahead)
+            handle = start_generate(self.task, self._given(number), place, self._patience())
             self._tell("slot")
             if not await self._watch(handle):
                 self.worker_silent = True

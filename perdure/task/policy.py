@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from perdure import names
+from perdure.contracts import TaskInput
 from perdure.task.states import Priority
 
 BACK_OFF_CAP: Final = 60.0  # seconds
@@ -37,14 +40,35 @@ def continuing_key(key: int) -> int:
     return max(1, key - 1)
 
 
-def priority_key_of(name: str) -> int | None:
-    """The key of a class by its name, None for a name that is no class."""
-    return _KEYS[Priority(name)] if name in _KEYS else None
-
-
 def next_lane(key: int) -> int:
     """The lane after a full `max_wait` under `strict`: one class (two keys) up, never above 1."""
     return max(1, key - 2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt stands on its pool's queue: Temporal's priority key, fairness key and weight."""
+
+    key: int
+    fairness_key: str
+    weight: float
+
+
+def place(task: TaskInput, priority: Priority, lane: int, *, ahead: bool) -> Place:
+    """The place of an attempt. `ahead`: it continues a drained or lost one and goes one key higher.
+
+    `strict`: the lane is the key, users share within it. `weighted`: one key for all, and each pair of class
+    and user is a fairness key whose weight is the class's share divided among its users (measured: 6 : 4 : 2
+    holds, and users of a class get equal parts).
+    """
+    if task.scheduling.mode == "strict":
+        key, share, owner = lane, task.user_weight, task.user_id
+    else:
+        part = task.user_weight / max(task.class_users, task.user_weight)
+        key, owner = _KEYS[Priority.NORMAL], f"{priority}:{task.user_id}"
+        share = task.scheduling.weights.get(str(priority), 1.0) * part
+    weight = min(1000.0, max(0.001, share))  # what the server takes
+    return Place(continuing_key(key) if ahead else key, names.fairness_key(owner), weight)
 
 
 def past(deadline: datetime | None, now: datetime, ahead: float = 0.0) -> bool:

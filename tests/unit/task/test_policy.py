@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from perdure.task import policy
 from perdure.task.states import Priority
+from tests.unit.task.test_lifecycle import life
 
 
 @given(st.integers(0, 5000), st.floats(0.5, 1.0), st.none() | st.floats(0, 1e9))
@@ -33,9 +34,6 @@ def test_keys_lanes_and_names() -> None:
     assert [policy.priority_key(p) for p in (Priority.HIGH, Priority.NORMAL, Priority.LOW)] == [1, 3, 5]
     assert [policy.continuing_key(key) for key in (1, 3, 5)] == [1, 2, 4]
     assert [policy.next_lane(key) for key in (5, 3, 1, 4, 2)] == [3, 1, 1, 2, 1]
-    assert policy.priority_key_of("LOW") == 5
-    assert policy.priority_key_of("low") is None
-    assert policy.priority_key_of("") is None
 
 
 def test_deadlines() -> None:
@@ -49,3 +47,26 @@ def test_deadlines() -> None:
 def test_the_callback_schedule_reaches_three_days() -> None:
     assert len(policy.QUICK_TRY_DELAYS) == policy.QUICK_TRIES
     assert 71 * 3600 < sum(policy.SLOW_TRY_DELAYS) < 73 * 3600
+
+
+def test_strict_places_by_lane_and_shares_by_user() -> None:
+    task = life(user_weight=2.5).task
+    place = policy.place(task, Priority.LOW, 3, ahead=False)
+    assert (place.key, place.fairness_key, place.weight) == (3, "ann", 2.5)
+    assert policy.place(task, Priority.LOW, 3, ahead=True).key == 2
+
+
+def test_weighted_divides_a_class_among_its_users() -> None:
+    scheduling = {"mode": "weighted", "weights": {"HIGH": 6, "NORMAL": 4, "LOW": 2}}
+    task = life(scheduling=scheduling, class_users=4.0).task
+    place = policy.place(task, Priority.HIGH, 1, ahead=False)
+    assert (place.key, place.fairness_key, place.weight) == (3, "HIGH:ann", 1.5)
+    alone = life(scheduling=scheduling, class_users=0.0).task
+    assert policy.place(alone, Priority.LOW, 5, ahead=False).weight == 2
+
+
+@given(st.floats(0.0001, 1e6), st.floats(0, 1e6))
+def test_weights_stay_within_what_the_server_takes(user: float, everybody: float) -> None:
+    for mode in ("strict", "weighted"):
+        task = life(scheduling={"mode": mode}, user_weight=user, class_users=everybody).task
+        assert 0.001 <= policy.place(task, Priority.HIGH, 1, ahead=False).weight <= 1000
