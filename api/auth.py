@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import ipaddress
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,13 +19,11 @@ from typing import Final
 from starlette.requests import Request
 
 from api.problems import FieldError, Problem, invalid
-from perdure.keys import SCOPES, parse_key, verify_secret
+from perdure.keys import SCOPES, USER_ID, parse_key, verify_secret
 from perdure.settings import ApiSettings
 from perdure.store.engine import Store
 from perdure.store.rows import Principal
 
-USER_ID: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,64}$"  # printable: it stands in logs
-_USER_ID: Final = re.compile(USER_ID[:-1] + r"\Z")
 CACHE_SECONDS: Final = 2.0  # a revoked key dies within that
 TOUCH_SECONDS: Final = 60.0  # `last_used_at` is written at most that often
 _MAX_CACHED: Final = 10_000
@@ -144,7 +141,7 @@ def _acting(principal: Principal, request: Request) -> Principal:
         return principal
     if not principal.act_as:
         raise Problem(403, "act-as-refused", "This key may not act for another user.")
-    if not user.isascii() or not _USER_ID.match(user):
+    if not user.isascii() or not USER_ID.match(user):
         why = "1 to 64 printable ASCII characters"
         raise invalid([FieldError(None, "user-id", why, parameter="Perdure-User")])
     return dataclasses.replace(principal, user_id=user, admin=False)

@@ -11,12 +11,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from api.auth import USER_ID
 from perdure.task.states import Priority, Status
 
 MAX_DURATION: Final = 30 * 86_400  # seconds that a task may wait, or take in all
 MAX_AHEAD: Final = timedelta(days=366)  # of not_before
 MAX_BULK: Final = 500
+_PRINTABLE: Final = (
+    r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,64}$"  # as perdure.keys.USER_ID; JSON has no surrogates
+)
 _TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d\d:?\d\d)\Z", re.ASCII
 )
@@ -59,7 +61,7 @@ Time = Annotated[datetime, BeforeValidator(parse_time, json_schema_input_type=st
 StartTime = Annotated[Time, AfterValidator(_not_too_far)]
 ModelId = Annotated[str, Field(strict=True, min_length=1, max_length=64)]
 TaskType = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_.-]{1,32}$")]
-UserId = Annotated[str, Field(strict=True, pattern=USER_ID)]
+UserId = Annotated[str, Field(strict=True, pattern=_PRINTABLE)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=MAX_DURATION)]
 AttemptSeconds = Annotated[float, Field(strict=True, gt=0, le=86_400)]
 Retries = Annotated[int, Field(strict=True, ge=0, le=20)]
