@@ -26,6 +26,7 @@ from api.middleware import Edge, parse_networks
 from api.pressure import Pressure
 from api.readiness import Readiness
 from api.signals import Signals
+from perdure.callback.desk import CallbackDesk
 from perdure.callback.guard import GuardPolicy
 from perdure.dispatcher import Dispatcher
 from perdure.live.hub import Hub
@@ -110,6 +111,8 @@ async def _build(
     stack.push_async_callback(hub.aclose)
     signals = Signals(gate, hub)
     stack.push_async_callback(signals.aclose)
+    desk = CallbackDesk.from_settings(settings, store.secrets, guard)
+    stack.push_async_callback(desk.aclose)
     converter = make_converter(settings)
     assert converter.payload_codec is not None
     return Resources(
@@ -129,6 +132,7 @@ async def _build(
         pressure=Pressure(settings, catalogue, store.stats),
         intake=intake,
         guard=guard,
+        desk=desk,
         codec=converter.payload_codec,
         secret_key=_secret_key(settings),
     )
@@ -154,6 +158,6 @@ def _secret_key(settings: ApiSettings) -> bytes | None:
     if settings.secret_key is None:
         return None
     try:
-        return base64.b64decode(settings.secret_key.get_secret_value(), validate=True)
+        return base64.b64decode(settings.secret_key.get_secret_value().partition(",")[0], validate=True)
     except ValueError:
         raise ValueError("PERDURE_SECRET_KEY is not base64; make one with: openssl rand -base64 32") from None

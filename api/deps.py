@@ -21,6 +21,7 @@ from api.limits import Limits
 from api.pressure import Pressure
 from api.readiness import Readiness
 from api.signals import Signals
+from perdure.callback.desk import CallbackDesk
 from perdure.callback.guard import GuardPolicy
 from perdure.dispatcher import Dispatcher
 from perdure.live.hub import Hub
@@ -54,6 +55,7 @@ class Resources:
     pressure: Pressure
     intake: Intake
     guard: GuardPolicy
+    desk: CallbackDesk
     codec: PayloadCodec
     secret_key: bytes | None = None  # PERDURE_SECRET_KEY, decoded
     drain: asyncio.Event = field(default_factory=asyncio.Event)  # set when the process stops

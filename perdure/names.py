@@ -30,6 +30,7 @@ def pool_of_queue(queue: str) -> str | None:
 
 # Ids -----------------------------------------------------------------------------------------------
 _TASK_ID = re.compile(r"task_[0-9a-f]{32}\Z")
+_DELIVERY_ID = re.compile(r"msg_[0-9a-f]{32}\Z")
 
 
 def new_task_id() -> str:
@@ -45,6 +46,11 @@ def is_task_id(text: str) -> bool:
 def new_delivery_id() -> str:
     """Id of one callback event (`webhook-id`): the same on every try and redelivery. It holds no dot."""
     return "msg_" + uuid_utils.uuid7().hex
+
+
+def is_delivery_id(text: str) -> bool:
+    """True for the exact form of a delivery id."""
+    return _DELIVERY_ID.match(text) is not None
 
 
 # Workflows, activities, messages -------------------------------------------------------------------

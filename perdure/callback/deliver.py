@@ -3,7 +3,6 @@
     deliverer = Deliverer(store, secrets, sender, metrics)
     result = await deliverer.attempt(delivery_id, waited=…)     one quick try, for `deliver_callback`
     report = await deliverer.sweep()                            what is due in the table
-    answer = await deliverer.send_test(user_id, url)            a signed test event, nothing stored
     await deliverer.aclose()                                    waits for the tries in flight
 
 A claim is a lease on the row, so no two tries of one delivery run at once. A repeat can only come of a crash
@@ -22,9 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from perdure import names
 from perdure.callback.answer import Answer
-from perdure.callback.body import TEST_EVENT, build_test_body
 from perdure.callback.gate import OriginGate
 from perdure.callback.guard import origin_of
 from perdure.callback.schedule import SWEEP_LAG, Plan, after_failure
@@ -117,7 +114,7 @@ class Deliverer:
             beat()
             room = min(SWEEP_BATCH, SWEEP_PLACES - len(self._running))
             if room > 0:
-                claims = await self._store.deliveries.claim_due(room, self._lease, self._gate.full())
+                claims = await self._store.deliveries.claim_due(room, self._lease, skip=self._gate.full())
                 claimed += len(claims)
                 for claim in claims:
                     self._spawn(claim)
@@ -217,6 +214,8 @@ class Deliverer:
         )
         state = await self._recorded(claim, new, dataclasses.replace(answer, verdict=verdict), next_in)
         self._tell(claim, answer, state)
+        if state is None:  # the task was deleted meanwhile
+            return TryResult("skipped")
         if state == "DELIVERED":
             return TryResult("delivered")
         if state == "DEAD":
@@ -229,7 +228,7 @@ class Deliverer:
 
     async def _recorded(
         self, claim: DeliveryClaim, new: NewTry, answer: Answer, next_in: float | None
-    ) -> DeliveryState:
+    ) -> DeliveryState | None:
         """Records within what is left of the lease: a try that is not recorded is made again."""
         ends, pause = time.monotonic() + LEASE_MARGIN - 1, _RECORD_PAUSE
         while True:
@@ -241,8 +240,8 @@ class Deliverer:
             await asyncio.sleep(pause)
             pause *= 2
 
-    def _tell(self, claim: DeliveryClaim, answer: Answer, state: DeliveryState) -> None:
-        settled = {"DELIVERED": "delivered", "DEAD": "dead", "SUSPENDED": "suspended"}.get(state)
+    def _tell(self, claim: DeliveryClaim, answer: Answer, state: DeliveryState | None) -> None:
+        settled = {"DELIVERED": "delivered", "DEAD": "dead", "SUSPENDED": "suspended"}.get(state or "")
         if settled is not None:
             self._metrics.callback_deliveries.labels(outcome=settled).inc()
             self._metrics.callback_tries_per_delivery.observe(claim.tries + 1)
@@ -259,22 +258,6 @@ class Deliverer:
                 "reason": answer.error,
             },
         )
-
-    # Tests of a receiver, and the end ---------------------------------------------------------------
-
-    async def send_test(self, user_id: str, url: str) -> Answer:
-        """Sends a signed event TEST to a URL of the user's, once. Raises SecretsUnavailable, StoreError."""
-        keys = await self._secrets.keys(user_id)
-        body = build_test_body(datetime.now(UTC))
-        headers = signed_headers(
-            delivery_id=names.new_delivery_id(),
-            event=TEST_EVENT,
-            body=body,
-            keys=keys,
-            at=int(time.time()),
-            number=1,
-        )
-        return await self._sender.send(url, body, headers)
 
     async def aclose(self) -> None:
         """Waits for the tries in flight, as long as one may take, then closes the sender."""
