@@ -117,14 +117,20 @@ class Hub:
 
     @contextmanager
     def watch(
-        self, task_id: str, *, row: TaskRow | None = None, beats: bool = False, text: bool = False
+        self,
+        task_id: str,
+        *,
+        row: TaskRow | None = None,
+        beats: bool = False,
+        text: bool = False,
+        wake: asyncio.Event | None = None,
     ) -> Iterator[Waiter]:
         """Watches a task for the length of the block. `row` is a fresh read, with attempts, where the caller
-        has one. `beats`: live progress too; `text`: with its text."""
+        has one. `beats`: live progress too; `text`: with its text. `wake` where one waits for many tasks."""
         watch = self._watches.get(task_id)
         if watch is None:
             watch = self._watches[task_id] = Watch(task_id, self._clock() + YOUNG)
-        waiter = Waiter(watch, beats or text, text)
+        waiter = Waiter(watch, beats or text, text, wake or asyncio.Event())
         watch.waiters.add(waiter)
         if row is not None and row.attempts_json is not None:
             self._take(watch, row)

@@ -20,7 +20,7 @@ from perdure.contracts import Beat
 from perdure.live.cursor import FINAL_CURSOR, Cursor, text_crc
 from perdure.live.hub import Hub
 from perdure.live.queue import QueueInfo
-from perdure.live.story import Story
+from perdure.live.story import Story, shown
 from perdure.live.watch import Waiter
 from perdure.store.errors import StoreError
 from perdure.store.rows import TaskRow
@@ -139,12 +139,12 @@ class Reader:
         beat = story.beat(self._watch.beat)
         place = self._watch.place if self._watch.waits else None
         seq = beat.seq if beat else place.seq if place else 0
-        shown = _visible(beat, place.info if place else None)
+        looks = (shown(beat), (place.info.position, place.info.reason) if place else None)
         text = self._text(beat, last, anew=not (same and before.seq > 0))
         moved = not same or story.row.change_seq > before.change
-        if not (moved or text.part or text.restarted or (seq > before.seq and shown != self._shown)):
+        if not (moved or text.part or text.restarted or (seq > before.seq and looks != self._shown)):
             return None
-        self._shown = shown
+        self._shown = looks
         cursor = Cursor(story.stage, story.row.change_seq, max(seq, before.seq), text.offset, text.crc)
         return Update(
             cursor, story.row, story.attempt, beat, place.info if place else None, text.restarted, text.part
@@ -210,10 +210,3 @@ def _result_text(row: TaskRow | None, beat: Beat | None) -> str | None:
     if isinstance(text, str):
         return text
     return clean(beat.text) if beat is not None and beat.text else None
-
-
-def _visible(beat: Beat | None, info: QueueInfo | None) -> object:
-    """What a watcher sees of a beat or a place: an update that says the same again is none."""
-    if beat is not None:
-        return (beat.attempt, beat.progress, beat.output_tokens, beat.message, beat.restarted)
-    return (info.position, info.reason) if info else None

@@ -78,6 +78,13 @@ class Story:
         return Story(row, ran, stage)
 
 
+def shown(beat: Beat | None) -> object:
+    """What a watcher sees of a beat: one that shows the same again is no news."""
+    if beat is None:
+        return None
+    return (beat.attempt, beat.progress, beat.output_tokens, beat.message, beat.restarted)
+
+
 def _stage(row: TaskRow, started: int) -> int:
     if row.status.final:
         return FINAL_STAGE

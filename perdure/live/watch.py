@@ -68,8 +68,8 @@ class Waiter:
 
     __slots__ = ("beats", "text", "wake", "watch")
 
-    def __init__(self, watch: Watch, beats: bool, text: bool) -> None:
+    def __init__(self, watch: Watch, beats: bool, text: bool, wake: asyncio.Event) -> None:
         self.watch = watch
         self.beats = beats
         self.text = text
-        self.wake = asyncio.Event()
+        self.wake = wake
