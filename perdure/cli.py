@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
+
+from perdure.commands import register
+from perdure.key_commands import keys
 
 if TYPE_CHECKING:
     from perdure.embedded.plan import Options
@@ -27,11 +31,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 worker = typer.Typer(help="Run a worker.", no_args_is_help=True)
-keys = typer.Typer(help="API keys.", no_args_is_help=True)
 models = typer.Typer(help="The models of models.toml.", no_args_is_help=True)
 app.add_typer(worker, name="worker")
 app.add_typer(keys, name="keys")
 app.add_typer(models, name="models")
+register(app)
 
 DataDir = Annotated[Path, typer.Option("--data-dir", metavar="D", help="Where everything is kept.")]
 PortBase = Annotated[
@@ -56,9 +60,34 @@ ModelUrl = Annotated[
 ]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of `perdure`."""
-    app()
+    code: object = 0
+    try:
+        app()
+    except SystemExit as ended:
+        code = ended.code
+    leave(code)
+
+
+def leave(code: object) -> NoReturn:
+    """Ends the process. With the Temporal SDK loaded, without tearing the interpreter down.
+
+    Threads of the SDK's core may call into an interpreter that is going away, which aborts the process (seen
+    after a connect that failed). What is registered to run at exit runs.
+    """
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    if "temporalio.bridge.temporal_sdk_bridge" not in sys.modules:
+        raise SystemExit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # closed by the other side
+            pass
+    os._exit(code if isinstance(code, int) else 0)
 
 
 def fail(message: object, code: int = 2) -> NoReturn:

@@ -11,15 +11,13 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
-import httpx
-
+from perdure.client import Client, ClientError, Task
 from perdure.models import Catalogue
 from perdure.task.states import Status
 
 PREFERRED_MODEL = "smollm2-135m"
 MAX_TOKENS = 160
 _PAUSE = 0.4  # seconds between looks at the task
-_SUBMIT_SECONDS = 15.0
 _BAR = 30
 
 
@@ -29,7 +27,7 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True)
 class Target:
-    """The stack that the demo speaks to. `model` None: any that the API lists."""
+    """The stack that the demo speaks to, and the model that it asks."""
 
     api: str
     temporal_ui: str
@@ -41,7 +39,7 @@ class Target:
 class Report:
     """A task at its end."""
 
-    task: dict[str, Any]
+    task: Task
     temporal_url: str
 
     @property
@@ -71,7 +69,7 @@ def _count(tokens: int | None) -> str:
     return "unknown" if tokens is None else str(tokens)
 
 
-def tokens_per_second(task: dict[str, Any]) -> float | None:
+def tokens_per_second(task: Task) -> float | None:
     """Tokens written per second of the last attempt, the reading of the prompt included. None: unknown."""
     made = (task.get("usage") or {}).get("completion_tokens")
     attempts = task.get("attempts") or []
@@ -101,59 +99,22 @@ def demo_body(model: str) -> dict[str, Any]:
     return {"model_id": model, "task_type": "document", "params": params, "metadata": {"origin": "demo"}}
 
 
-class Watcher:
-    """Submits the demo task and follows it. `show(task)` is called with every state that was seen."""
+async def follow(target: Target, show: Callable[[Task], None]) -> Report:
+    """Submits the demo task and follows it; `show` is called with every state that was seen.
 
-    def __init__(self, target: Target, show: Callable[[dict[str, Any]], None]) -> None:
-        self._target = target
-        self._show = show
-
-    async def run(self) -> Report:
-        """Returns at the task's end. Raises DemoError."""
-        headers = {"Authorization": f"Bearer {self._target.api_key}"} if self._target.api_key else {}
-        async with httpx.AsyncClient(
-            base_url=self._target.api, headers=headers, timeout=_SUBMIT_SECONDS, trust_env=False
-        ) as http:
-            task = await self._submit(http)
-            while True:
-                self._show(task)
-                if Status(task["status"]).final:
-                    break
-                await asyncio.sleep(_PAUSE)
-                task = await self._look(http, task)
-        link = f"{self._target.temporal_ui}/namespaces/default/workflows/{task['task_id']}"
-        return Report(task, link)
-
-    async def _submit(self, http: httpx.AsyncClient) -> dict[str, Any]:
-        try:
-            answer = await http.post("/v1/tasks", json=demo_body(self._target.model))
-        except httpx.HTTPError as error:
-            raise DemoError(f"{self._target.api} does not answer ({error})") from error
-        if answer.status_code != httpx.codes.ACCEPTED:
-            raise DemoError(f"the task was refused: {_problem(answer)}")
-        task: dict[str, Any] = answer.json()
-        return task
-
-    async def _look(self, http: httpx.AsyncClient, last: dict[str, Any]) -> dict[str, Any]:
-        """The task as it is now; what was seen last while the API is away."""
-        try:
-            answer = await http.get(f"/v1/tasks/{last['task_id']}", params={"include": "partial"})
-        except httpx.HTTPError:
-            return last
-        if answer.is_success:
-            task: dict[str, Any] = answer.json()
-            return task
-        if answer.is_server_error:
-            return last
-        raise DemoError(f"the task cannot be read: {_problem(answer)}")
-
-
-def _problem(answer: httpx.Response) -> str:
+    Polls, as the API gives the text so far only on request. Raises DemoError.
+    """
     try:
-        body = answer.json()
-        return f"{answer.status_code} {body['code']}: {body.get('detail', '')}"
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code} {answer.text[:200]}"
+        async with Client(target.api, target.api_key or "") as client:
+            task = await client.submit(demo_body(target.model))
+            show(task)
+            while not Status(task["status"]).final:
+                await asyncio.sleep(_PAUSE)
+                task = await client.get(task["task_id"], include=["partial"])
+                show(task)
+    except ClientError as error:
+        raise DemoError(str(error)) from error
+    return Report(task, f"{target.temporal_ui}/namespaces/default/workflows/{task['task_id']}")
 
 
 # Showing --------------------------------------------------------------------------------------------
@@ -164,7 +125,7 @@ class PlainShow:
         self._say = say
         self._last: tuple[str, int] | None = None
 
-    def __call__(self, task: dict[str, Any]) -> None:
+    def __call__(self, task: Task) -> None:
         now = (task["status"], task["progress"])
         if now != self._last:
             self._last = now
@@ -175,14 +136,14 @@ async def first_task(target: Target, say: Callable[[str], None]) -> None:
     """The first start's task: its link, then a summary of its result."""
     announced = False
 
-    def show(task: dict[str, Any]) -> None:
+    def show(task: Task) -> None:
         nonlocal announced
         if not announced:
             announced = True
             link = f"{target.temporal_ui}/namespaces/default/workflows/{task['task_id']}"
             say(f"A first task runs on {target.model}; watch it at {link}")
 
-    report = await Watcher(target, show).run()
+    report = await follow(target, show)
     for line in [*report.lines(), report.last_line, ""]:
         say(line)
 
@@ -190,14 +151,14 @@ async def first_task(target: Target, say: Callable[[str], None]) -> None:
 async def watch(target: Target) -> Report:
     """Runs the task with a progress bar and the growing text on a terminal, else with plain lines."""
     if not sys.stdout.isatty():
-        return await Watcher(target, PlainShow(lambda line: print(line, flush=True))).run()
+        return await follow(target, PlainShow(lambda line: print(line, flush=True)))
     from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
     began = time.monotonic()
 
-    def picture(task: dict[str, Any]) -> Group:
+    def picture(task: Task) -> Group:
         done = task["progress"]
         filled = _BAR * done // 100
         bar = Text.assemble(
@@ -211,4 +172,4 @@ async def watch(target: Target) -> Report:
         return Group(Text(task["task_id"], style="dim"), bar, Text(text))
 
     with Live(refresh_per_second=8, transient=True) as live:
-        return await Watcher(target, lambda task: live.update(picture(task))).run()
+        return await follow(target, lambda task: live.update(picture(task)))

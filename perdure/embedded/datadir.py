@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from perdure.embedded.process import Identity
 
+MAX_TAIL_LINE = 300
 MAX_LOG_BYTES = 20 * 1024 * 1024  # then it moves to NAME.log.1
 
 
@@ -150,15 +151,22 @@ class DataDir:
         except OSError:  # not written yet, or the disk is full: the log is no reason to stop
             pass
 
-    def log_tail(self, name: str, lines: int = 15) -> list[str]:
-        """The last lines of a child's log."""
+    def log_size(self, name: str) -> int:
+        """Bytes in a child's log."""
+        try:
+            return self.log(name).stat().st_size
+        except OSError:
+            return 0
+
+    def log_tail(self, name: str, since: int = 0, lines: int = 8) -> list[str]:
+        """The last lines of a child's log after its first `since` bytes, each cut to a readable length."""
         try:
             with self.log(name).open("rb") as log:
-                log.seek(0, os.SEEK_END)
-                log.seek(max(0, log.tell() - 16_384))
-                return log.read().decode(errors="replace").splitlines()[-lines:]
+                log.seek(max(since, self.log_size(name) - 16_384))
+                found = log.read().decode(errors="replace").splitlines()[-lines:]
         except OSError:
             return []
+        return [line if len(line) <= MAX_TAIL_LINE else f"{line[:MAX_TAIL_LINE]} …" for line in found]
 
 
 def _flock(handle: IO[str], kind: int) -> bool:

@@ -59,7 +59,7 @@ class Stack:
         self._environ = dict(os.environ if environ is None else environ)
         self._up_within = up_within
         self._ready = False
-        self._supervisor = Supervisor(say, self._changed, self.data.log_tail)
+        self._supervisor = Supervisor(say, self._changed, self.data.log_size, self.data.log_tail)
         self._postgres: EmbeddedPostgres | None = None
         self._secrets = Secrets("", "")
         self._chores: set[asyncio.Task[None]] = set()
@@ -187,6 +187,7 @@ class Stack:
                 )
             )
         )
+        await asyncio.sleep(0)  # it begins first
         temporal = EmbeddedTemporal(
             self.data.root / "temporal", self._ports.temporal, self._ports.temporal_ui
         )

@@ -48,6 +48,7 @@ class _Child:
     identity: Identity | None = None
     started: float = 0.0
     crashes: int = 0
+    log_start: int = 0  # where the output of this launch begins
     launching: asyncio.Task[None] | None = None
     watcher: asyncio.Task[None] | None = None
 
@@ -71,12 +72,14 @@ class Supervisor:
         self,
         say: Callable[[str], None],
         on_change: Callable[[], None] = lambda: None,
-        tail: Callable[[str], Sequence[str]] = lambda name: (),
+        log_size: Callable[[str], int] = lambda name: 0,
+        log_tail: Callable[[str, int], Sequence[str]] = lambda name, since: (),
         back_off: Sequence[float] = BACK_OFF,
     ) -> None:
         self._say = say
         self._on_change = on_change
-        self._tail = tail
+        self._log_size = log_size
+        self._log_tail = log_tail
         self._back_off = back_off
         self._children: dict[str, _Child] = {}
         self._stopping = False
@@ -111,6 +114,7 @@ class Supervisor:
 
     async def _launch_now(self, child: _Child) -> None:
         launch = child.program.launch
+        child.log_start = self._log_size(child.program.name)
         process = await asyncio.to_thread(launch) if child.program.slow else launch()
         child.process, child.identity = process, identify(process.pid)
         child.started = time.monotonic()
@@ -145,7 +149,7 @@ class Supervisor:
             child.crashes += 1
             self._say(f"{name} {how}; starting it again in {delay:g} s")
             if child.crashes > 1 or not how.startswith("was killed"):
-                for line in self._tail(name):
+                for line in self._log_tail(name, child.log_start):
                     self._say(f"  {name} | {line}")
             await asyncio.sleep(delay)
             try:

@@ -107,5 +107,11 @@ def test_new_log_keeps_the_one_before(data: DataDir) -> None:
 
 def test_tail_is_the_last_lines(data: DataDir) -> None:
     data.log("api").write_text("".join(f"line {n}\n" for n in range(5000)))
-    assert data.log_tail("api", 2) == ["line 4998", "line 4999"]
+    assert data.log_tail("api", lines=2) == ["line 4998", "line 4999"]
+    size = data.log_size("api")
+    with data.log("api").open("a") as log:
+        log.write("x" * 5000 + "\n")
+    (line,) = data.log_tail("api", since=size)
+    assert line == "x" * datadir.MAX_TAIL_LINE + " …"
+    assert data.log_size("nobody") == 0
     assert data.log_tail("nobody") == []

@@ -31,13 +31,16 @@ class Bench:
         self.path = tmp_path
         self.said: list[str] = []
         self.changes: list[dict[str, int]] = []
-        self.supervisor = Supervisor(self.said.append, self.changed, self.tail, back_off)
+        self.supervisor = Supervisor(self.said.append, self.changed, self.size, self.tail, back_off)
 
     def changed(self) -> None:
         self.changes.append({name: who.pid for name, who in self.supervisor.identities().items()})
 
-    def tail(self, name: str) -> list[str]:
-        return [f"tail of {name}"]
+    def size(self, name: str) -> int:
+        return len(self.log(name))
+
+    def tail(self, name: str, since: int) -> list[str]:
+        return [f"tail of {name} after {since}"]
 
     def program(self, name: str, code: str, *args: str, group: int = 0, patience: float = 5.0) -> Program:
         line = [sys.executable, "-S", "-c", code, *args]
@@ -84,7 +87,11 @@ async def test_back_off_grows_and_the_end_of_the_log_is_shown(tmp_path: Path) ->
     await bench.supervisor.stop(10)
     waits = [line.split()[-2] for line in bench.said if "starting it again" in line]
     assert waits[:4] == ["0.01", "0.02", "0.04", "0.04"]
-    assert bench.said[:2] == ["a ended with exit code 3; starting it again in 0.01 s", "  a | tail of a"]
+    assert bench.said[:2] == [
+        "a ended with exit code 3; starting it again in 0.01 s",
+        "  a | tail of a after 0",
+    ]
+    assert bench.said[3] == "  a | tail of a after 3"
 
 
 async def test_children_stop_in_reverse_by_group(bench: Bench, tmp_path: Path) -> None:
