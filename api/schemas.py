@@ -183,9 +183,7 @@ class CancelManyBody(Body):
     @property
     def filters(self) -> bool:
         """Whether it names anything at all."""
-        return bool(self.model_fields_set - {"reason"}) and any(
-            getattr(self, name) is not None for name in self.model_fields_set - {"reason"}
-        )
+        return any(getattr(self, name) for name in type(self).model_fields if name != "reason")
 
 
 class PauseBody(Body):

@@ -25,7 +25,7 @@ from api.app import create_app
 from api.auth import is_loopback
 from api.problems import Problem, render
 from perdure.observability.logs import setup_logging
-from perdure.observability.temporal_metrics import make_runtime
+from perdure.observability.temporal_metrics import SdkMetrics, make_runtime
 from perdure.observability.traces import start_tracing, stop_tracing
 from perdure.settings import ApiSettings
 
@@ -43,15 +43,24 @@ def serve(settings: ApiSettings) -> None:
     setup_logging(settings, "api")
     start_tracing("api")
     try:
-        uvloop.run(serve_until_stopped(settings))
+        uvloop.run(serve_until_stopped(settings, make_runtime()))
     finally:
         stop_tracing()
 
 
-async def serve_until_stopped(settings: ApiSettings, *, started: asyncio.Event | None = None) -> None:
-    """Serves in the running loop until SIGTERM or SIGINT. `started` is set once it listens."""
-    app = create_app(settings, sdk=make_runtime())
-    listening = listen(settings.host, settings.port)
+async def serve_until_stopped(
+    settings: ApiSettings,
+    sdk: SdkMetrics | None = None,
+    *,
+    listening: socket.socket | None = None,
+    started: asyncio.Event | None = None,
+) -> None:
+    """Serves in the running loop until SIGTERM or SIGINT.
+
+    `listening`: a socket to serve on instead of the settings' address; `started` is set once it serves.
+    """
+    app = create_app(settings, sdk=sdk)
+    listening = listening or listen(settings.host, settings.port)
     config = uvicorn.Config(
         OwnHosts(app) if settings.auth == "none" else app,
         http="httptools",

@@ -22,7 +22,7 @@ from perdure.store.rows import CreateResult, NewTask, Principal, TaskRow
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["tasks"])
 BULK_BYTES: Final = 16 * 1024 * 1024
-TaskId = Annotated[str, Path(description="`task_` and 32 hex digits.", max_length=256)]
+TaskId = Annotated[str, Path(description="`task_` and 32 hex digits.")]
 
 
 @router.post(

@@ -30,7 +30,7 @@ from perdure.store.rows import Principal, TaskRow
 from perdure.task.states import Status
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["tasks"])
-TaskId = Annotated[str, Path(description="`task_` and 32 hex digits.", max_length=256)]
+TaskId = Annotated[str, Path(description="`task_` and 32 hex digits.")]
 
 
 async def the_task(task_id: str, principal: Principal, resources: Resources) -> TaskRow:
