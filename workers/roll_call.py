@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 from typing import Final
 
 from temporalio.api.enums.v1 import WorkerStatus
@@ -22,7 +23,8 @@ from perdure.temporal import EngineRefused, EngineUnavailable, bounded
 log = logging.getLogger(__name__)
 
 EVERY: Final = 5.0  # seconds
-FRESH: Final = 25.0  # seconds since a worker's own heartbeat; GPU workers send one every 5 s
+HEARTBEAT: Final = timedelta(seconds=5)  # how often a worker tells the server that it lives
+FRESH: Final = 20.0  # seconds since its last: with EVERY, a worker that is gone shows within 30 s
 _PAGE: Final = 200
 
 

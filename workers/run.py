@@ -24,13 +24,14 @@ from perdure.observability.logs import setup_logging
 from perdure.observability.metrics import Metrics
 from perdure.observability.page import Exposition, MetricsPage
 from perdure.observability.temporal_metrics import SdkMetrics, make_runtime
+from perdure.observability.traces import start_tracing, stop_tracing
 from perdure.settings import CallbackSettings, DatabaseSettings, WorkerSettings
 from perdure.store.engine import Store, make_engine
 from perdure.temporal import EngineUnavailable, TemporalGate, connect, default_identity
 from workers.callbacks import build_callbacks_worker
 from workers.control import build_control_worker
 from workers.gpu import GpuWorker
-from workers.roll_call import RollCall
+from workers.roll_call import HEARTBEAT, RollCall
 from workers.schedules import keep_schedules
 
 log = logging.getLogger(__name__)
@@ -58,11 +59,13 @@ class Process:
         self.settings, self.role, self.stop = settings, role, Stop()
         self.catalogue: Catalogue = load_catalogue(settings.models)
         self.metrics = Metrics(self.catalogue)
-        self.sdk: SdkMetrics = make_runtime()
+        self.sdk: SdkMetrics = make_runtime(HEARTBEAT)
         self.identity = default_identity(role)
 
     async def open(self, stack: AsyncExitStack) -> Client | None:
-        """The metrics page and a client. None when it was stopped before Temporal could be reached."""
+        """Traces, the metrics page and a client. None when it was stopped before Temporal could be reached."""
+        start_tracing(self.role)
+        stack.callback(stop_tracing)
         if self.settings.metrics_port is not None:
             exposition = Exposition(self.metrics, self.sdk)
             page = MetricsPage(exposition, self.settings.metrics_host, self.settings.metrics_port)

@@ -15,6 +15,7 @@ import http.client
 import logging
 import socket
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from temporalio.runtime import (
@@ -64,11 +65,11 @@ class SdkMetrics:
             connection.close()
 
 
-def make_runtime() -> SdkMetrics:
+def make_runtime(heartbeat: timedelta = timedelta(seconds=60)) -> SdkMetrics:
     """A runtime whose metrics can be read and whose log goes to our logger.
 
-    Worker heartbeats stay at the SDK's default (60 s): the server pushes cancels over them. Raises OSError
-    when no loopback port can be had.
+    `heartbeat`: how often a worker tells the server that it lives. They are never off: the server pushes
+    cancels over them. Raises OSError when no loopback port can be had.
     """
     logging_config = LoggingConfig(
         filter=TelemetryFilter(core_level="WARN", other_level="ERROR"),
@@ -84,7 +85,10 @@ def make_runtime() -> SdkMetrics:
             histogram_bucket_overrides=_BUCKETS,
         )
         try:
-            runtime = Runtime(telemetry=TelemetryConfig(logging=logging_config, metrics=metrics))
+            runtime = Runtime(
+                telemetry=TelemetryConfig(logging=logging_config, metrics=metrics),
+                worker_heartbeat_interval=heartbeat,
+            )
         except ValueError as error:  # what the SDK raises for a port in use
             log.debug("port taken, trying another", extra={"port": port, "error": str(error)})
             continue
