@@ -29,8 +29,10 @@ from api.signals import Signals
 from perdure.callback.desk import CallbackDesk
 from perdure.callback.guard import GuardPolicy
 from perdure.dispatcher import Dispatcher
+from perdure.live.feed import Feeds
 from perdure.live.hub import Hub
 from perdure.live.queue import Queues
+from perdure.live.token import StreamTokens
 from perdure.models import Catalogue, load_catalogue
 from perdure.observability.gauges import StatsGauges
 from perdure.observability.metrics import Metrics
@@ -38,6 +40,7 @@ from perdure.observability.page import Exposition
 from perdure.observability.temporal_metrics import SdkMetrics
 from perdure.settings import ApiSettings
 from perdure.store.engine import Store, make_engine
+from perdure.store.news import NewsRepository
 from perdure.temporal import TemporalGate, connect, default_identity, make_converter
 
 log = logging.getLogger(__name__)
@@ -109,6 +112,8 @@ async def _build(
     queues = Queues(store.stats, store.workers)
     hub = Hub(store.tasks, gate, queues=queues)
     stack.push_async_callback(hub.aclose)
+    feeds = Feeds(NewsRepository(store.engine), hub)
+    stack.push_async_callback(feeds.aclose)
     signals = Signals(gate, hub)
     stack.push_async_callback(signals.aclose)
     desk = CallbackDesk.from_settings(settings, store.secrets, guard)
@@ -123,6 +128,8 @@ async def _build(
         dispatcher=dispatcher,
         hub=hub,
         queues=queues,
+        feeds=feeds,
+        stream_tokens=StreamTokens(_secret_key(settings)),
         signals=signals,
         metrics=metrics,
         exposition=Exposition(metrics, sdk, StatsGauges(metrics, store)),

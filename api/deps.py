@@ -24,8 +24,10 @@ from api.signals import Signals
 from perdure.callback.desk import CallbackDesk
 from perdure.callback.guard import GuardPolicy
 from perdure.dispatcher import Dispatcher
+from perdure.live.feed import Feeds
 from perdure.live.hub import Hub
 from perdure.live.queue import Queues
+from perdure.live.token import StreamTokens
 from perdure.models import Catalogue
 from perdure.observability.metrics import Metrics
 from perdure.observability.page import Exposition
@@ -46,6 +48,8 @@ class Resources:
     dispatcher: Dispatcher
     hub: Hub
     queues: Queues
+    feeds: Feeds
+    stream_tokens: StreamTokens
     signals: Signals
     metrics: Metrics
     exposition: Exposition

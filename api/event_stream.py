@@ -34,10 +34,17 @@ HEADERS: Final = {
 
 
 class Source(Protocol):
-    """Frames for one reader. `ended`: there will be no more."""
+    """Frames for one reader."""
 
-    ended: bool
-    finished: bool  # ended because all was told, not because somebody stopped it
+    @property
+    def ended(self) -> bool:
+        """There will be no more."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """It ended because all was told, not because somebody stopped it."""
+        ...
 
     async def next(self, seconds: float) -> bytes | None:
         """The next frame; None when there was none in `seconds`, or when it ended meanwhile."""
@@ -81,11 +88,8 @@ class EventStream(Response):
         end = asyncio.get_running_loop().time() + MAX_AGE
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         going = await self._write(send, sse.retry(FIRST_RETRY))  # carries the headers out at once
-        while going and not source.ended:
-            left = end - asyncio.get_running_loop().time()
-            frame = await source.next(min(PING_SECONDS, left)) if left > 0 else None
-            if left <= 0:
-                break
+        while going and not source.ended and (left := end - asyncio.get_running_loop().time()) > 0:
+            frame = await source.next(min(PING_SECONDS, left))
             if frame is not None or not source.ended:
                 going = await self._write(send, frame or sse.PING)
         if going and not self._left:

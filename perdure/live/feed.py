@@ -3,8 +3,8 @@
     feeds = Feeds(store.news, hub)
     with feeds.join(principal) as member: ...         used by perdure.live.follower
 
-The last answers are kept for a while. A stream that keeps pace takes its rows from them; one that joins or has
-fallen behind reads on by itself from where it stands. So a slow reader costs no memory.
+The last answers are kept for a while. A stream that keeps pace takes its rows from them; one that joins, or
+has fallen behind, reads on by itself from where it stands. A slow reader costs no memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a watcher of many tasks stands, and the event id that says so.
 
-An id is opaque to clients: `<change>-<told>-<upto>[-<beat>].<tag>`. The two snapshots say exactly what was told:
-all that `told` sees, and of what `upto` sees all up to `change`.
+An id is opaque to clients: `<change>-<told>-<upto>[-<beat>].<tag>`. The two snapshots say exactly what was
+told: all that `told` sees, and of what `upto` sees all up to `change`.
 """
 
 from __future__ import annotations
