@@ -63,7 +63,7 @@ class Process:
         self.identity = default_identity(role)
 
     async def open(self, stack: AsyncExitStack) -> Client | None:
-        """Traces, the metrics page and a client. None when it was stopped before Temporal could be reached."""
+        """Traces, the metrics page and a client. None when it was stopped before Temporal answered."""
         start_tracing(self.role)
         stack.callback(stop_tracing)
         if self.settings.metrics_port is not None:
