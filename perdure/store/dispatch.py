@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import Any, Literal
 
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from perdure.store import dispatch_sql as q
+from perdure.store.base import Repository, Rows, sql
+from perdure.store.columns import WIDTH, task_row
+from perdure.store.finish import Ending, finish
 from perdure.store.rows import DispatchRow, Expired, Lane, Pause, Queued
+from perdure.task.errors import ErrorCode
+from perdure.task.states import Status
+
+START_FAILURES = 3  # refused starts after which a row is FAILED
+
+_PAUSE = sql(
+    "INSERT INTO pauses (kind, name, reason, paused_by) VALUES (:kind, :name, :reason, :paused_by) "
+    "ON CONFLICT (kind, name) DO UPDATE SET reason = EXCLUDED.reason, paused_by = EXCLUDED.paused_by"
+)
+_RESUME = sql("DELETE FROM pauses WHERE kind = :kind AND name = :name RETURNING 1")
+_PAUSES = sql("SELECT kind, name, reason, paused_by, paused_at FROM pauses ORDER BY kind, name")
 
 
-class DispatchRepository:
+class DispatchRepository(Repository):
     """The dispatcher's view. Safe for any number of dispatchers at once. All clocks are the database's."""
 
     async def lanes(self) -> list[Lane]:
-        """Pools and classes that have rows to claim now. First wakes rows whose `not_before`, lease or
-        back-off has passed. Rows of a paused pool or model do not count."""
-        raise NotImplementedError
+        """Pools and classes that have rows to claim now, best class of each pool first.
+
+        First wakes rows whose `not_before`, lease or back-off has passed. Rows of a paused pool or model do
+        not count.
+        """
+        await self._one(q.WAKE)
+        return [Lane(*row) for row in await self._one(q.LANES)]
 
     async def claim(
         self,
@@ -28,45 +50,106 @@ class DispatchRepository:
     ) -> list[DispatchRow]:
         """Leases up to `limit` rows: the user with the fewest rows in the window first, then age.
 
-        `max_running` (per user, else the default) bounds a user's claimed, queued and running tasks together.
+        `max_running` (per user, else the default) bounds a user's claimed, queued and running tasks together,
+        exactly: then claims take turns.
         """
-        raise NotImplementedError
+        limits = max_running or {}
+        limited = bool(limits) or default_max_running is not None
+        values: dict[str, Any] = {
+            "pool": pool,
+            "lane": lane,
+            "limit": limit,
+            "lease": float(lease_seconds),
+            "owner": owner,
+            "limited": limited,
+            "default_most": default_max_running,
+            "limit_users": list(limits),
+            "limit_counts": list(limits.values()),
+        }
+
+        async def in_turn(connection: AsyncConnection) -> Rows:
+            await connection.execute(q.SERIALIZE)
+            return (await connection.execute(q.CLAIM, values)).all()
+
+        rows = await self._unit(in_turn) if limited else await self._one(q.CLAIM, **values)
+
+        rows = sorted(rows, key=lambda row: (row[WIDTH + 1], row[0]))  # by turn, then age
+        return [DispatchRow(task_row(row), row[WIDTH]) for row in rows]
 
     async def queued(self, started: Sequence[tuple[str, datetime]]) -> list[Queued]:
         """Transition 1 for a batch in one statement; rows that moved on by themselves are left as they are.
-        Returns only those that want a cancel signal."""
-        raise NotImplementedError
+
+        Returns only those that want a cancel signal.
+        """
+        if not started:
+            return []
+        ids, ats = zip(*started, strict=True)
+        return [Queued(*row) for row in await self._one(q.QUEUED, ids=list(ids), ats=list(ats))]
 
     async def release(self, task_ids: Collection[str], retry_after: float = 0.0) -> None:
-        """Ends the lease of rows that were not started; they can be claimed again after `retry_after` s."""
-        raise NotImplementedError
+        """Ends the lease of rows that were surely not started. Claimable again in `retry_after` seconds."""
+        await self._one(q.RELEASE, ids=list(task_ids), seconds=float(retry_after))
 
     async def refuse(self, task_id: str, message: str) -> int:
-        """Counts a start that Temporal refused as invalid: back-off, and after the third FAILED `internal` with
-        its callback. Returns the count."""
-        raise NotImplementedError
+        """Counts a start that Temporal refused as invalid. Returns the count; 0 when the row is not PENDING.
+
+        The row backs off for 5, then 10 s; the third time it is FAILED `internal`, with its callback.
+        """
+
+        async def work(connection: AsyncConnection) -> int:
+            rows = (await connection.execute(q.REFUSE, {"id": task_id})).all()
+            if not rows:
+                return 0
+            task = task_row(rows[0])
+            if task.start_failures >= START_FAILURES:
+                ending = Ending(task, Status.FAILED, ErrorCode.INTERNAL.value, message)
+                await finish(connection, [ending], rows[0][WIDTH])
+            return task.start_failures
+
+        return await self._unit(work)
 
     async def expire(self, limit: int = 200) -> list[Expired]:
         """Fails PENDING rows past their queue or total deadline, with their callbacks: those never claimed at
-        once, the others 10 s later."""
-        raise NotImplementedError
+        once, the others 10 s later, since their workflow may be about to say so itself."""
+
+        async def work(connection: AsyncConnection) -> list[Expired]:
+            rows = (await connection.execute(q.EXPIRED, {"limit": limit})).all()
+            endings = [
+                Ending(task_row(row), Status.FAILED, *_why(total=bool(row[WIDTH + 1]))) for row in rows
+            ]
+            ended = await finish(connection, endings, rows[0][WIDTH]) if rows else []
+            return [Expired(end.task, end.delivery_id) for end in ended]
+
+        return await self._unit(work)
 
     async def age(self, pool: str, max_wait: float, limit: int = 1000) -> int:
-        """Moves PENDING rows that waited `max_wait` in their lane one class up (5 → 3 → 1)."""
-        raise NotImplementedError
+        """Moves PENDING rows that waited `max_wait` seconds in their lane one class up (5 → 3 → 1).
+
+        Returns how many; call again while that is `limit`.
+        """
+        return len(await self._one(q.AGE, pool=pool, wait=float(max_wait), limit=limit))
 
     async def next_due(self) -> datetime | None:
         """When the next row becomes claimable or passes a deadline; None when nothing is planned."""
-        raise NotImplementedError
+        due: datetime | None = (await self._one(q.NEXT_DUE))[0][0]
+        return due
 
-    async def pause(self, kind: str, name: str, paused_by: str, reason: str | None = None) -> None:
-        """Pauses a "pool" or "model": what waits stays PENDING. Repeating it changes the reason."""
-        raise NotImplementedError
+    async def pause(
+        self, kind: Literal["pool", "model"], name: str, paused_by: str, reason: str | None = None
+    ) -> None:
+        """Pauses a pool or a model: what waits stays PENDING. Repeating it changes the reason."""
+        await self._one(_PAUSE, kind=kind, name=name, paused_by=paused_by, reason=reason)
 
-    async def resume(self, kind: str, name: str) -> bool:
+    async def resume(self, kind: Literal["pool", "model"], name: str) -> bool:
         """Ends a pause. False when there was none."""
-        raise NotImplementedError
+        return bool(await self._one(_RESUME, kind=kind, name=name))
 
     async def pauses(self) -> list[Pause]:
         """All pauses."""
-        raise NotImplementedError
+        return [Pause(*row) for row in await self._one(_PAUSES)]
+
+
+def _why(*, total: bool) -> tuple[str, str]:
+    if total:
+        return ErrorCode.DEADLINE_EXCEEDED.value, "the task's deadline passed before an attempt could start"
+    return ErrorCode.QUEUE_EXPIRED.value, "the task waited longer than its queue_timeout_seconds for a slot"

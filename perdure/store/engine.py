@@ -2,45 +2,125 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from typing import Any, Final
 
+from sqlalchemy import URL, event, make_url
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from perdure.store.base import DISCONNECTED, Repository, sql
 from perdure.store.deliveries import DeliveryRepository
 from perdure.store.dispatch import DispatchRepository
+from perdure.store.errors import StoreError
 from perdure.store.keys import KeyRepository
 from perdure.store.maintenance import MaintenanceRepository
+from perdure.store.migrations import NEWEST
+from perdure.store.news import NewsRepository
 from perdure.store.rows import SchemaState
 from perdure.store.secrets import SecretRepository
 from perdure.store.stats import StatsRepository
 from perdure.store.tasks import TaskRepository
 from perdure.store.workers import WorkerRepository
 
+POOL_TIMEOUT: Final = 2.0  # seconds that a caller waits for a connection of the pool
+CONNECT_TIMEOUT: Final = 3.0
+_SERVER_SETTINGS: Final = {
+    "timezone": "UTC",
+    "statement_timeout": "15000",
+    "lock_timeout": "5000",
+    "idle_in_transaction_session_timeout": "15000",
+    "jit": "off",
+}
 
-def make_engine(url: str, *, pool_size: int, application_name: str) -> AsyncEngine:
-    """An engine for postgresql:// or postgresql+asyncpg:// URLs. Connects on first use."""
-    return create_async_engine(url)
+
+def database_url(url: str) -> URL:
+    """The URL with our driver. Raises StoreError for what is no Postgres URL."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(
+            "the database URL must look like postgresql://user:password@host:port/name"
+        ) from error
+    if parsed.drivername not in ("postgresql", "postgres", "postgresql+asyncpg"):
+        raise StoreError(f"the database must be Postgres, not {parsed.drivername}")
+    return parsed.set(drivername="postgresql+asyncpg")
 
 
-class Store:
+def make_engine(
+    url: str, *, pool_size: int, application_name: str, server_settings: dict[str, str] | None = None
+) -> AsyncEngine:
+    """An engine for postgresql:// or postgresql+asyncpg:// URLs. Connects on first use, never more than
+    `pool_size` times. Session settings travel as start-up parameters: a pooler in transaction mode refuses
+    them at the first connection, with their name in the message."""
+    engine = create_async_engine(
+        database_url(url),
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=POOL_TIMEOUT,
+        pool_recycle=1800,
+        connect_args={
+            "timeout": CONNECT_TIMEOUT,
+            "command_timeout": 20,  # the server's own limit comes first, unless it is gone
+            "prepared_statement_cache_size": 250,  # all of ours
+            "statement_cache_size": 0,  # the driver's second cache would only hold them twice
+            "server_settings": {
+                **_SERVER_SETTINGS,
+                "application_name": application_name,
+                **(server_settings or {}),
+            },
+        },
+    )
+    event.listen(engine.sync_engine, "checkout", _leave_dead_connections)
+    event.listen(engine.sync_engine, "handle_error", _know_disconnects)
+    return engine
+
+
+def _leave_dead_connections(connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+    """After a restart of Postgres the driver knows that its sockets are closed: no question is needed."""
+    if entry.driver_connection is not None and entry.driver_connection.is_closed():
+        raise DisconnectionError
+
+
+def _know_disconnects(context: ExceptionContext) -> None:
+    if getattr(context.original_exception, "sqlstate", None) in DISCONNECTED:
+        context.is_disconnect = True
+
+
+class Store(Repository):
     """The repositories over one engine. Every method is one unit of work; none holds a connection after."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self.tasks = TaskRepository()
-        self.dispatch = DispatchRepository()
-        self.deliveries = DeliveryRepository()
-        self.keys = KeyRepository()
-        self.secrets = SecretRepository()
-        self.workers = WorkerRepository()
-        self.maintenance = MaintenanceRepository()
-        self.stats = StatsRepository()
+        super().__init__(engine)
+        self.engine = engine
+        self.tasks = TaskRepository(engine)
+        self.dispatch = DispatchRepository(engine)
+        self.news = NewsRepository(engine)
+        self.deliveries = DeliveryRepository(engine)
+        self.keys = KeyRepository(engine)
+        self.secrets = SecretRepository(engine)
+        self.workers = WorkerRepository(engine)
+        self.maintenance = MaintenanceRepository(engine)
+        self.stats = StatsRepository(engine)
 
     async def ping(self) -> None:
         """Asks Postgres for an answer. Raises StoreUnavailable."""
-        raise NotImplementedError
+        await self._one(_PING)
 
     async def schema_state(self) -> SchemaState:
         """Which revision the database has, and which this code expects. Raises StoreUnavailable."""
-        raise NotImplementedError
+        if not (await self._one(_HAS_REVISION))[0][0]:
+            return SchemaState(None, NEWEST, ok=False)
+        rows = await self._one(_REVISION)
+        current = str(rows[0][0]) if rows else None
+        return SchemaState(current, NEWEST, ok=current is not None and current >= NEWEST)
 
     async def aclose(self) -> None:
         """Closes every connection."""
-        raise NotImplementedError
+        await self.engine.dispose()
+
+
+_PING = sql("SELECT 1")
+_HAS_REVISION = sql("SELECT to_regclass('alembic_version') IS NOT NULL")
+_REVISION = sql("SELECT version_num FROM alembic_version")

@@ -13,8 +13,10 @@ Verdict = Literal["delivered", "failed", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class DeliveryClaim:
-    """The right to make one try. `token` proves it to `record_try`. `tries` and `slow_tries` (those made by the
-    sweep since commit or redelivery) are before this one."""
+    """The right to make one try. `token` proves it to `record_try`.
+
+    `tries` and `slow_tries` (those made by the sweep since commit or redelivery) are before this one.
+    """
 
     delivery_id: str
     task_id: str

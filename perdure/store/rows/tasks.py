@@ -70,8 +70,8 @@ class Idempotency:
 class TaskRow:
     """A task as its row shows it. `params_json`, `result_json` and `attempts_json` are None unless asked for.
 
-    `lane` is the Temporal priority key that the next start gets (1, 3, 5; ageing lowers it). `change_seq` grows
-    with every visible change of any task, `version` with every transition of this one.
+    `lane` is the Temporal priority key that the next start gets (1, 3, 5; ageing lowers it). `change_seq`
+    grows with every visible change of any task, `version` with every transition of this one.
     """
 
     task_id: str

@@ -1,0 +1,196 @@
+"""The statements of dispatch: they stay cheap with tens of thousands of PENDING rows of one user.
+
+Index `ix_tasks_ready` holds exactly the rows that could start now, by pool, lane, user, model and age.
+`pairs` hops through it from one (user, model) to the next, one probe each, however many rows a pair has;
+models that are paused are hopped over. What cannot start now (a `not_before`, a lease, a back-off) is not in
+it, but in `ix_tasks_due` until its time comes.
+"""
+
+# ruff: noqa: S608 - statements are put together from constants of this package only
+
+from __future__ import annotations
+
+from typing import Final
+
+from perdure.store.base import TOUCH, sql
+from perdure.store.columns import HOT, PLAIN
+
+READY: Final = "t.status = 'PENDING' AND t.ready"
+# The window: attempts that wait in Temporal, and rows that a dispatcher is about to start. As in the index.
+WINDOW: Final = "(t.status = 'QUEUED' OR (t.status = 'PENDING' AND t.leased_until IS NOT NULL))"
+COUNT_CAP: Final = 1000
+
+WAKE: Final = sql(
+    """
+UPDATE tasks t SET ready = true, leased_until = NULL
+FROM (
+    SELECT task_id FROM tasks WHERE status = 'PENDING' AND NOT ready AND due_at <= now()
+    ORDER BY due_at LIMIT 5000 FOR NO KEY UPDATE SKIP LOCKED
+) due
+WHERE t.task_id = due.task_id
+"""
+)
+
+LANES: Final = sql(
+    f"""
+WITH RECURSIVE pairs AS (
+    (SELECT t.pool, t.lane, t.user_id, t.model_id, t.created_at FROM tasks t WHERE {READY}
+     ORDER BY t.pool, t.lane, t.user_id, t.model_id, t.task_id LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM pairs CROSS JOIN LATERAL (
+        SELECT t.pool, t.lane, t.user_id, t.model_id, t.created_at FROM tasks t
+        WHERE {READY} AND (t.pool, t.lane, t.user_id, t.model_id)
+            > (pairs.pool, pairs.lane, pairs.user_id, pairs.model_id)
+        ORDER BY t.pool, t.lane, t.user_id, t.model_id, t.task_id LIMIT 1
+    ) n
+), lanes AS (
+    SELECT pool, lane, min(created_at) AS oldest, array_agg(DISTINCT model_id) AS models
+    FROM pairs
+    WHERE NOT EXISTS (SELECT 1 FROM pauses WHERE kind = 'pool' AND name = pairs.pool)
+        AND NOT EXISTS (SELECT 1 FROM pauses WHERE kind = 'model' AND name = pairs.model_id)
+    GROUP BY pool, lane
+)
+SELECT l.pool, l.lane, (
+        SELECT count(*) FROM (
+            SELECT 1 FROM tasks t
+            WHERE {READY} AND t.pool = l.pool AND t.lane = l.lane AND t.model_id = ANY (l.models)
+            LIMIT {COUNT_CAP}
+        ) capped
+    ), (SELECT count(*) FROM tasks t WHERE {WINDOW} AND t.pool = l.pool AND t.lane = l.lane), l.oldest
+FROM lanes l ORDER BY l.pool, l.lane
+"""
+)
+
+# One dispatcher at a time counts and claims where users have a limit: two could each see the last free place.
+SERIALIZE: Final = sql("SELECT pg_advisory_xact_lock(7246002)")
+
+# `turn` is the place that a row would take among its user's own rows in the window: sorting by it gives every
+# user the next place in turn. A pair offers enough rows to fill the claim eight times over, never all it has.
+CLAIM: Final = sql(
+    f"""
+WITH RECURSIVE pairs AS (
+    (SELECT t.user_id, t.model_id FROM tasks t
+     WHERE {READY} AND t.pool = :pool AND t.lane = :lane
+        AND NOT EXISTS (SELECT 1 FROM pauses WHERE kind = 'pool' AND name = :pool)
+     ORDER BY t.user_id, t.model_id LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM pairs CROSS JOIN LATERAL (
+        SELECT t.user_id, t.model_id FROM tasks t
+        WHERE {READY} AND t.pool = :pool AND t.lane = :lane
+            AND (t.user_id, t.model_id) > (pairs.user_id, pairs.model_id)
+        ORDER BY t.user_id, t.model_id LIMIT 1
+    ) n
+), held AS (
+    SELECT t.user_id, count(*) AS n FROM tasks t
+    WHERE {WINDOW} AND t.pool = :pool AND t.lane = :lane GROUP BY t.user_id
+), busy AS (
+    SELECT user_id, sum(n) AS n FROM (
+        SELECT t.user_id, count(*) AS n FROM tasks t WHERE {WINDOW} AND :limited GROUP BY t.user_id
+        UNION ALL
+        SELECT t.user_id, count(*) FROM tasks t WHERE t.status = 'PROCESSING' AND :limited GROUP BY t.user_id
+    ) b GROUP BY user_id
+), users AS (
+    SELECT p.user_id, p.model_id, COALESCE(h.n, 0) AS held,
+        COALESCE(m.most, :default_most) - COALESCE(b.n, 0) AS room, count(*) OVER () AS pairs
+    FROM pairs p
+    LEFT JOIN held h ON h.user_id = p.user_id
+    LEFT JOIN busy b ON b.user_id = p.user_id
+    LEFT JOIN unnest(CAST(:limit_users AS text[]), CAST(:limit_counts AS integer[])) AS m (user_id, most)
+        ON m.user_id = p.user_id
+    WHERE NOT EXISTS (SELECT 1 FROM pauses WHERE kind = 'model' AND name = p.model_id)
+), offers AS (
+    SELECT u.user_id, u.held, u.room, c.task_id,
+        row_number() OVER (PARTITION BY u.user_id ORDER BY c.task_id) AS nth
+    FROM users u CROSS JOIN LATERAL (
+        SELECT t.task_id FROM tasks t
+        WHERE {READY} AND t.pool = :pool AND t.lane = :lane
+            AND t.user_id = u.user_id AND t.model_id = u.model_id
+        ORDER BY t.task_id
+        LIMIT LEAST(2 * CAST(:limit AS bigint), GREATEST(2, 1 + 8 * CAST(:limit AS bigint) / u.pairs))
+    ) c
+), ranked AS (
+    SELECT task_id, held + nth AS turn FROM offers
+    WHERE room IS NULL OR nth <= room
+    ORDER BY turn, task_id LIMIT 2 * CAST(:limit AS bigint)
+), picked AS (
+    SELECT t.task_id, r.turn FROM ranked r JOIN tasks t ON t.task_id = r.task_id
+    WHERE {READY} ORDER BY r.turn, r.task_id LIMIT :limit FOR NO KEY UPDATE OF t SKIP LOCKED
+)
+UPDATE tasks t SET
+    ready = false, due_at = now() + make_interval(secs => :lease),
+    leased_until = now() + make_interval(secs => :lease), lease_owner = :owner,
+    claimed_at = COALESCE(t.claimed_at, now()),
+    expires_at = LEAST(t.queue_deadline, t.total_deadline) + interval '10 seconds'
+FROM picked k JOIN task_payloads p ON p.task_id = k.task_id
+WHERE t.task_id = k.task_id
+RETURNING {HOT}, p.params, NULL AS result, t.attempts, t.leased_until, k.turn
+"""
+)
+
+# Rows are locked in id order, so that two batches can never wait for each other.
+QUEUED: Final = sql(
+    f"""
+WITH x AS (
+    SELECT s.task_id, s.at FROM unnest(CAST(:ids AS text[]), CAST(:ats AS timestamptz[])) AS s (task_id, at)
+), locked AS (
+    SELECT t.task_id, t.cancel_requested, t.cancel_reason FROM tasks t JOIN x ON x.task_id = t.task_id
+    ORDER BY t.task_id FOR NO KEY UPDATE OF t
+), u AS (
+    UPDATE tasks t SET status = 'QUEUED', version = t.version + 1, queued_at = GREATEST(x.at, t.created_at),
+        ready = false, leased_until = NULL, {TOUCH}
+    FROM x JOIN locked l ON l.task_id = x.task_id WHERE t.task_id = x.task_id AND t.status = 'PENDING'
+)
+SELECT task_id, cancel_requested, cancel_reason FROM locked WHERE cancel_requested
+"""
+)
+
+RELEASE: Final = sql(
+    """
+UPDATE tasks t SET
+    due_at = now() + make_interval(secs => :seconds), leased_until = NULL, ready = :seconds <= 0
+FROM (
+    SELECT task_id FROM tasks WHERE task_id = ANY (:ids) AND status = 'PENDING'
+    ORDER BY task_id FOR NO KEY UPDATE
+) held
+WHERE t.task_id = held.task_id
+"""
+)
+
+REFUSE: Final = sql(
+    f"""
+UPDATE tasks t SET start_failures = t.start_failures + 1, leased_until = NULL, ready = false,
+    due_at = now() + make_interval(secs => 5 * power(2, LEAST(t.start_failures, 10)))
+WHERE t.task_id = :id AND t.status = 'PENDING' RETURNING {PLAIN}, now()
+"""
+)
+
+EXPIRED: Final = sql(
+    f"""
+SELECT {PLAIN}, now(), t.total_deadline <= now() FROM tasks t
+WHERE t.status = 'PENDING' AND t.expires_at IS NOT NULL AND t.expires_at <= now()
+ORDER BY t.expires_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+"""
+)
+
+AGE: Final = sql(
+    """
+WITH old AS (
+    SELECT task_id FROM tasks
+    WHERE status = 'PENDING' AND ready AND lane > 1 AND pool = :pool
+        AND lane_since <= now() - make_interval(secs => :wait)
+    ORDER BY lane_since LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE tasks t SET lane = GREATEST(1, t.lane - 2), lane_since = t.lane_since + make_interval(secs => :wait)
+FROM old WHERE t.task_id = old.task_id RETURNING 1
+"""
+)
+
+NEXT_DUE: Final = sql(
+    """
+SELECT LEAST(
+    (SELECT due_at FROM tasks WHERE status = 'PENDING' AND NOT ready ORDER BY due_at LIMIT 1),
+    (SELECT expires_at FROM tasks WHERE status = 'PENDING' AND expires_at IS NOT NULL
+     ORDER BY expires_at LIMIT 1)
+)
+"""
+)
