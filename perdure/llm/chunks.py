@@ -88,7 +88,9 @@ def read_event(event: Event) -> Chunk | UpstreamError | Done | None:
             raise
         return None  # a keep-alive of somebody's own making
     if event.name == "error":
-        return find_error(value) or UpstreamError(_text(value) or "an error event without a message")
+        if isinstance(value, dict):
+            return find_error(value) or _error(value, {})
+        return UpstreamError(_text(value) or "an error event without a message")
     if not isinstance(value, dict):
         return None
     return find_error(value) or read_chunk(value)

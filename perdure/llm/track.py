@@ -43,9 +43,9 @@ class Track:
         self._seq = 0
 
     def expect(self, tokens: int) -> None:
-        """The output tokens that count as the whole, where the executor has no figure of its own."""
+        """The output tokens that count as the whole; 0: the executor has a figure of its own."""
         self._limit = tokens
-        if self.output_tokens:
+        if tokens:
             self._progress = max(self._progress, self._of_limit())
 
     def apply(self, delta: Delta) -> None:
