@@ -259,10 +259,14 @@ class Deliverer:
             },
         )
 
-    async def aclose(self) -> None:
-        """Waits for the tries in flight, as long as one may take, then closes the sender."""
+    async def settled(self) -> None:
+        """Waits for the tries that the sweep has in flight, as long as one may take."""
         if self._running:
             await asyncio.wait(self._running, timeout=self._sender.total_seconds + LEASE_MARGIN)
+
+    async def aclose(self) -> None:
+        """Waits for the tries in flight, then closes the sender."""
+        await self.settled()
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
