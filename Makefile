@@ -7,7 +7,7 @@ SEED   ?=
 TASKS  ?= 500
 ARGS   ?=
 
-.PHONY: help setup run demo test check bench chaos lock clean fmt
+.PHONY: help setup run demo test check check-alerts check-ui bench chaos lock clean fmt
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 16
@@ -36,6 +36,12 @@ check: $(STAMP)  ## ruff, mypy --strict, the import rule
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_import_rule.py tests/unit/test_packaging.py
+
+check-alerts: $(STAMP)  ## promtool on the alert rules; says what it lacks
+	$(BIN)/python deploy/check_alerts.py
+
+check-ui: $(STAMP)  ## a browser on the Temporal UI of a real stack; says what it lacks
+	$(BIN)/python -m tests.ui $(ARGS)
 
 fmt: $(STAMP)    ## format the code
 	$(BIN)/ruff format .

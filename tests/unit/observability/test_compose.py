@@ -173,6 +173,11 @@ def test_what_the_image_copies_exists_and_passes_the_ignore_file() -> None:
     for source in copied:
         assert (ROOT / source).exists(), source
         assert source in allowed, source
+    # A link to a file that is not copied would break the wheel's build.
+    for package in ("perdure", "workflows", "activities", "api", "workers"):
+        for link in (path for path in (ROOT / package).rglob("*") if path.is_symlink()):
+            target = link.resolve().relative_to(ROOT)
+            assert any(target == Path(one) or Path(one) in target.parents for one in copied), link
 
 
 def test_the_image_holds_what_the_service_needs_and_no_more() -> None:
