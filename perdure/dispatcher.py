@@ -94,6 +94,9 @@ class Dispatcher:
                 except StoreError:
                     log.warning("dispatcher waits for Postgres")
                     more = False
+                except Exception:  # whatever it is, dispatch must not end with it
+                    log.exception("dispatcher stumbled; it looks again")
+                    more = False
                 if not more:
                     await self._sleep()
         finally:

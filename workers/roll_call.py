@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import timedelta
 from typing import Final
 
 from temporalio.api.enums.v1 import WorkerStatus
@@ -23,8 +22,7 @@ from perdure.temporal import EngineRefused, EngineUnavailable, bounded
 log = logging.getLogger(__name__)
 
 EVERY: Final = 5.0  # seconds
-HEARTBEAT: Final = timedelta(seconds=5)  # how often a worker tells the server that it lives
-FRESH: Final = 20.0  # seconds since its last: with EVERY, a worker that is gone shows within 30 s
+FRESH: Final = 20.0  # seconds since its last heartbeat: with EVERY, a worker that is gone shows within 30 s
 _PAGE: Final = 200
 
 
