@@ -100,10 +100,11 @@ def _read_bare(data: bytes) -> UpstreamError | None:
     """A document where events should be. Legal as unknown fields, so only an error or HTML is taken up."""
     if data.startswith(b"<"):
         return UpstreamError("an HTML page in place of a stream", words=("html",))
-    try:
-        return find_error(parse_json(data))
-    except NotJsonError:
+    try:  # whatever stands after the document does not matter
+        document, _ = json.JSONDecoder().raw_decode(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         return None
+    return find_error(document)
 
 
 def parse_json(data: bytes) -> Any:
