@@ -14,6 +14,7 @@ import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Final
 
 from starlette.requests import Request
@@ -43,6 +44,7 @@ def check_host(settings: ApiSettings) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def is_loopback(host: str) -> bool:
     """Whether a listening address reaches this machine only."""
     if host == "localhost":

@@ -2,6 +2,9 @@
 
 An exception that nobody expected becomes a 500 problem with the request id and one log record with its
 traceback; the caller sees neither its text nor its kind.
+
+Requests that went well are logged at DEBUG: pollers would drown the rest. Refused and slow ones are logged at
+INFO; who created or changed a task is in the audit lines.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from perdure.observability.metrics import Metrics
 
 log: Final = logging.getLogger("perdure.access")
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}\Z")
-_QUIET_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+_SLOW: Final = 1.0  # seconds
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -71,8 +74,7 @@ class Edge:
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = _route(scope)
         self._metrics.observe_http(scope["method"], route, status or 499, seconds)
-        quiet = status < 400 and scope["path"] in _QUIET_PATHS
-        level = logging.DEBUG if quiet else logging.INFO
+        level = logging.DEBUG if 0 < status < 400 and seconds < _SLOW else logging.INFO
         if log.isEnabledFor(level):
             log.log(
                 level,

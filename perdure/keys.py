@@ -110,7 +110,7 @@ async def create_key(
 
 async def list_keys(store: Store, user_id: str | None = None) -> list[KeyRow]:
     """All keys, or one user's, newest first."""
-    return await store.keys.list(user_id)
+    return list(await store.keys.list(user_id))
 
 
 async def revoke_key(store: Store, key_id: str) -> None:
