@@ -159,7 +159,7 @@ async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, _T]) -> _T:
 def _ready_block(stack: Stack, seconds: float) -> str:
     rows = [
         ("API", stack.urls["api"]),
-        ("API reference", stack.urls["docs"]),
+        ("OpenAPI", stack.urls["openapi"]),
         ("Temporal UI", stack.urls["temporal_ui"]),
         ("Models", ", ".join(stack.catalogue.models) or "none"),
     ]

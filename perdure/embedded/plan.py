@@ -154,7 +154,7 @@ def urls(ports: Ports, *, model_url: str | None, workers: Iterable[str]) -> dict
     """Where to reach what, for people and for dev.json. `workers` in the order of their metrics ports."""
     found = {
         "api": f"http://{HOST}:{ports.api}",
-        "docs": f"http://{HOST}:{ports.api}/docs",
+        "openapi": f"http://{HOST}:{ports.api}/openapi.json",
         "metrics": f"http://{HOST}:{ports.api}/metrics",
         "temporal": f"{HOST}:{ports.temporal}",
         "temporal_ui": f"http://{HOST}:{ports.temporal_ui}",
