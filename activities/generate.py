@@ -31,6 +31,7 @@ from perdure.llm.drain import DrainState
 from perdure.llm.track import beat_interval
 from perdure.models import Catalogue
 from perdure.observability import logs, traces
+from perdure.observability.genai import answered, model_call
 from perdure.observability.metrics import Metrics
 from perdure.task import policy
 from perdure.task.errors import ErrorCode, TaskFault
@@ -69,20 +70,27 @@ class GenerateActivities:
             limit = min(limit, max(0.0, info.start_to_close_timeout.total_seconds() - _AHEAD))
         with (
             logs.bind(task_id=given.task_id, attempt=given.attempt),
-            traces.span(f"attempt {given.attempt}", parent=given.traceparent) as span,
+            traces.span(
+                f"attempt {given.attempt}", parent=traces.task_traceparent(given.traceparent, given.task_id)
+            ) as span,
         ):
             span.set("perdure.model", given.model_id)
+            span.set("perdure.resumed", given.checkpoint is not None)
+            if given.due_at is not None and self._metrics:
+                waited = (attempt.started_at - given.due_at).total_seconds()
+                self._metrics.task_queue_wait.observe(max(0.0, waited))
             try:
                 ended = await self._run(attempt, own, limit)
             except TaskFault as fault:
                 span.fail(fault.code)
-                self._count(attempt, "refused" if fault.refused else _outcome(fault))
+                self._count("refused" if fault.refused else _outcome(fault))
                 log.info(
                     "attempt faulted",
                     extra={"model_id": given.model_id, "error_code": str(fault.code), **attempt.figures()},
                 )
                 raise attempt.error(fault) from None
-            self._count(attempt, "completed" if ended.kind == "generated" else ended.kind)
+            span.set("perdure.attempt.outcome", ended.kind)
+            self._count("completed" if ended.kind == "generated" else ended.kind)
             log.info("attempt %s", ended.kind, extra={"model_id": given.model_id, **attempt.figures()})
             return ended
 
@@ -136,16 +144,23 @@ class GenerateActivities:
             )
         params = given.params if given.params is not None else await own.params()
         track.expect(self._token_limit(given.model_id, params))
-        traceparent = traces.current_traceparent()
-        job = Job(
-            task_id=given.task_id,
-            attempt=given.attempt,
-            params=params,
-            checkpoint=given.checkpoint,
-            limits=given.limits,
-            headers={"traceparent": traceparent} if traceparent else {},
-        )
-        result = None
+        with model_call(given.model_id, self._catalogue.models.get(given.model_id), params) as call:
+            traceparent = traces.current_traceparent()
+            job = Job(
+                task_id=given.task_id,
+                attempt=given.attempt,
+                params=params,
+                checkpoint=given.checkpoint,
+                limits=given.limits,
+                headers={"traceparent": traceparent} if traceparent else {},
+            )
+            result = await self._stream(executor, job, attempt)
+            answered(call, result, track.usage(ended_well=True), attempt.first_token)
+            return result
+
+    async def _stream(self, executor: Executor, job: Job, attempt: Attempt) -> TaskResult:
+        """Applies every delta. Raises TaskFault."""
+        result, track = None, attempt.track
         async with aclosing(executor.run(job)) as deltas:
             async for delta in deltas:
                 track.apply(delta)
@@ -168,17 +183,10 @@ class GenerateActivities:
             min(asked, model.max_tokens) if isinstance(asked, int) and asked > 0 else model.default_max_tokens
         )
 
-    def _count(self, attempt: Attempt, outcome: str) -> None:
-        if self._metrics is None:
-            return
-        usage = attempt.track.usage(ended_well=False)
-        self._metrics.attempts.labels(outcome=outcome).inc()
-        for kind, count in (
-            ("prompt", usage.prompt_tokens),
-            ("completion", usage.completion_tokens),
-            ("discarded", usage.discarded_tokens),
-        ):
-            self._metrics.tokens.labels(model=attempt.given.model_id, kind=kind).inc(count or 0)
+    def _count(self, outcome: str) -> None:
+        """Attempts as they end; those whose worker died are counted with the task's end, as are tokens."""
+        if self._metrics:
+            self._metrics.attempts.labels(outcome=outcome).inc()
 
 
 async def _beats(attempt: Attempt) -> None:

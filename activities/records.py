@@ -12,6 +12,7 @@ from temporalio.exceptions import ApplicationError
 from perdure import names
 from perdure.contracts import Beat, CommitReceipt, Outcome, Projection, TaskResult
 from perdure.observability.metrics import Metrics
+from perdure.observability.traces import record_task, span, task_traceparent
 from perdure.store.engine import Store
 from perdure.store.errors import StoreRefused, StoreUnavailable
 from perdure.task.errors import ErrorCode
@@ -53,6 +54,13 @@ class RecordActivities:
     @activity.defn(name=names.ACT_COMMIT_OUTCOME)
     async def commit_outcome(self, outcome: Outcome) -> CommitReceipt:
         """Commits the end of a task with its callback, once: `superseded` when the row was final before."""
+        above = task_traceparent(outcome.traceparent, outcome.projection.task_id)
+        with span("commit", parent=above) as one:
+            receipt = await self._commit(outcome)
+            one.set("perdure.commit", receipt.kind)
+            return receipt
+
+    async def _commit(self, outcome: Outcome) -> CommitReceipt:
         if outcome.take_last_beat:
             outcome = await self._with_last_beat(outcome)
         try:
@@ -97,6 +105,16 @@ class RecordActivities:
     def _count(self, outcome: Outcome) -> None:
         count_end(self._metrics, outcome)
         projection = outcome.projection
+        record_task(
+            outcome.traceparent,
+            projection.task_id,
+            start=outcome.due_at or projection.queued_at or outcome.completed_at,
+            end=outcome.completed_at,
+            status=projection.status,
+            error_code=projection.error_code,
+            attempts=projection.attempts,
+            attributes={"perdure.model": outcome.model_id, "perdure.task.type": outcome.task_type},
+        )
         log.info(
             "task finished",
             extra={
@@ -109,11 +127,11 @@ class RecordActivities:
 
 
 def count_end(metrics: Metrics, outcome: Outcome) -> None:
-    """Counts a committed outcome: state, attempts, tokens and times. Unknown labels count as `other`."""
+    """Counts a committed outcome: state, lost attempts, tokens and times. Unknown labels count as `other`."""
     projection, model, task_type = outcome.projection, outcome.model_id, outcome.task_type
     metrics.tasks_finished.labels(status=projection.status, task_type=task_type).inc()
     for attempt in projection.attempts:
-        if attempt.outcome:
+        if attempt.outcome == "lost":  # the others were counted by their workers as they ended
             metrics.attempts.labels(outcome=attempt.outcome).inc()
     usage = projection.usage
     metrics.tokens.labels(model=model, kind="prompt").inc(usage.prompt_tokens or 0)
@@ -123,8 +141,6 @@ def count_end(metrics: Metrics, outcome: Outcome) -> None:
         metrics.task_total.observe(_seconds(outcome.due_at, outcome.completed_at))
     if projection.started_at:
         metrics.task_execution.observe(_seconds(projection.started_at, outcome.completed_at))
-        if outcome.due_at:
-            metrics.task_queue_wait.observe(_seconds(outcome.due_at, projection.started_at))
 
 
 def _seconds(since: datetime, until: datetime) -> float:

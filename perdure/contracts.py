@@ -90,6 +90,9 @@ class GenerateInput(Contract):
     limits: Limits = Limits()
     announce: bool = True  # signal `attempt_started`
     traceparent: str | None = None
+    due_at: datetime | None = (
+        None  # created, or `not_before`; set for the first start, whose wait is measured
+    )
 
 
 class GenerateResult(Contract):

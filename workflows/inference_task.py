@@ -188,6 +188,7 @@ class InferenceTask:
                 max_output_bytes=self.task.max_output_bytes,
             ),
             traceparent=self.task.traceparent,
+            due_at=None if self.life.started_at else self.task.not_before or self.task.created_at,
         )
 
     def _patience(self) -> timedelta | None:

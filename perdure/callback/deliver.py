@@ -160,7 +160,7 @@ class Deliverer:
 
     async def _send(self, claim: DeliveryClaim, traceparent: str | None) -> Answer:
         number = claim.tries + 1
-        above = task_traceparent(traceparent, claim.task_id)
+        above = task_traceparent(traceparent or claim.traceparent, claim.task_id)
         with span(f"callback try {number}", parent=above, kind="client") as one:
             one.set("perdure.task.id", claim.task_id)
             one.set("perdure.delivery.id", claim.delivery_id)

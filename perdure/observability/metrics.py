@@ -32,7 +32,8 @@ TIME_BUCKETS: Final = (
 )  # fmt: skip
 TRIES_BUCKETS: Final = tuple(float(n) for n in range(1, 14))  # five quick tries and eight slow ones
 
-ATTEMPT_OUTCOMES: Final[tuple[str, ...]] = get_args(AttemptOutcome)
+# The rows' words, and two that say more of a failed attempt to whoever watches the workers.
+ATTEMPT_OUTCOMES: Final[tuple[str, ...]] = (*get_args(AttemptOutcome), "refused", "timed_out")
 TOKEN_KINDS: Final = ("prompt", "completion", "discarded")
 CALLBACK_TRY_OUTCOMES: Final = ("success", "http_error", "timeout", "connect_error", "blocked", "error")
 CALLBACK_DELIVERY_OUTCOMES: Final = ("delivered", "dead", "suspended")

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from perdure.contracts import AttemptRecord
 from perdure.observability import logs
 from perdure.observability.redact import protect, redact
+from perdure.task.errors import TaskFault
 from perdure.task.text import one_line
 
 if TYPE_CHECKING:
@@ -166,6 +167,9 @@ def span(
     with _carrying(_traceparent_of(opened) if opened is not None else above):
         try:
             yield handle
+        except TaskFault as fault:
+            handle.fail(fault.code, fault.message)
+            raise
         except Exception as error:
             handle.fail(type(error).__name__, str(error))
             raise

@@ -16,7 +16,7 @@ SUSPEND_AFTER_SECONDS: Final = 5 * 86_400.0  # … that has failed for as long w
 
 CLAIMED: Final = (
     "d.delivery_id, d.task_id, d.user_id, d.event, d.url, d.body, d.tries_made, d.slow_tries, d.created_at, "
-    "d.lease_no"
+    "d.lease_no, (SELECT t.traceparent FROM tasks t WHERE t.task_id = d.task_id)"
 )
 OPEN: Final = "d.state IN ('PENDING', 'RETRYING')"
 FREE: Final = "(d.leased_until IS NULL OR d.leased_until <= now())"

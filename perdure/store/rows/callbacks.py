@@ -28,6 +28,7 @@ class DeliveryClaim:
     slow_tries: int
     created_at: datetime
     token: int
+    traceparent: str | None = None  # of the submit, so that every try joins its trace
 
 
 @dataclass(frozen=True, slots=True)
