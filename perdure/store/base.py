@@ -4,27 +4,35 @@
     value = await self._unit(work)                   several statements in one transaction
 
 A connection is held for exactly that long. What fails raises StoreUnavailable or StoreRefused.
+
+Connections come from SQLAlchemy's pool and statements are compiled by it, once; they run on the driver
+itself, since the layer between costs three times what the driver does (measured: 235 against 75 µs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import asyncpg  # type: ignore[import-untyped]
 import sqlalchemy.exc
-from sqlalchemy import Executable, text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy import text
+from sqlalchemy.dialects.postgresql import asyncpg as dialect
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util import greenlet_spawn
 
 from perdure.store.errors import StoreError, StoreRefused, StoreUnavailable
 
 T = TypeVar("T")
-Rows = Sequence[Any]
+Rows = Sequence[Any]  # of the driver's records: by position, and sliceable
 
 # Classes and codes of SQLSTATE, from Postgres' appendix A.
 _REFUSED: Final = ("22", "23")  # data exception, integrity constraint
 _UNAVAILABLE: Final = (
     "08",  # connection
+    "0A000",  # a migration changed the result of a statement that this transaction had prepared
     "25006",  # read-only: an old primary after a failover
     "25P03",  # idle in transaction for too long
     "40",  # serialization, deadlock
@@ -35,7 +43,7 @@ _UNAVAILABLE: Final = (
     "57",  # shutting down, starting up, cancelled by a timeout
     "58",  # system error
 )
-DISCONNECTED: Final = frozenset({"25006", "57P01", "57P02", "57P03"})  # this connection is of no more use
+_OF_NO_USE: Final = frozenset({"25006", "57P01", "57P02", "57P03"})  # this connection will not get better
 
 ACTIVE: Final = "('PENDING', 'QUEUED', 'PROCESSING')"
 # Every visible change of a task row ends with this. The sequence orders changes; the transaction's id lets a
@@ -46,43 +54,72 @@ TOUCH: Final = (
 )
 
 
+class Statement:
+    """SQL with :names. Casts are written CAST(… AS …): two colons would read as a name."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    @cached_property
+    def _compiled(self) -> tuple[str, tuple[str, ...]]:
+        compiled = text(self.words).compile(dialect=dialect.dialect())  # type: ignore[no-untyped-call]
+        return str(compiled), tuple(compiled.positiontup or ())
+
+    async def run(self, driver: Any, params: dict[str, Any]) -> Rows:
+        """Runs on a driver's connection. A missing parameter is a KeyError."""
+        words, names = self._compiled
+        rows: Rows = await driver.fetch(words, *(params[name] for name in names))
+        return rows
+
+
+class Unit:
+    """A transaction under way."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    async def run(self, statement: Statement, **params: Any) -> Rows:
+        """One statement of it. Its rows."""
+        return await statement.run(self._driver, params)
+
+
 class Repository:
     """What every repository is made of."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self._engine = engine
-        self._single = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._pool_of = engine.sync_engine  # its pool is replaced when the engine is disposed of
 
-    async def _one(self, sql: Executable, **params: Any) -> Rows:
+    async def _one(self, statement: Statement, **params: Any) -> Rows:
         """One statement in a transaction of its own. Its rows."""
-        try:
-            return await self._run_one(sql, params)
-        except sqlalchemy.exc.NotSupportedError as error:
-            # A migration changed the table under a prepared statement: nothing was done; caches are fresh.
-            if not _is_stale_statement(error):
-                raise store_error(error) from error
-        except _FAULTS as error:
-            raise store_error(error) from error
-        try:
-            return await self._run_one(sql, params)
-        except _FAULTS as error:
-            raise store_error(error) from error
+        async with self._connection() as driver:
+            return await statement.run(driver, params)
 
-    async def _run_one(self, sql: Executable, params: dict[str, Any]) -> Rows:
-        async with self._single.connect() as connection:
-            result = await connection.execute(sql, params)
-            return result.all() if result.returns_rows else ()
-
-    async def _unit(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def _unit(self, work: Callable[[Unit], Awaitable[T]]) -> T:
         """Several statements in one transaction."""
+        async with self._connection() as driver, driver.transaction():
+            return await work(Unit(driver))
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """The driver's connection of a pooled one, for one unit of work."""
         try:
-            async with self._engine.begin() as connection:
-                return await work(connection)
-        except _FAULTS as error:
+            pooled = await greenlet_spawn(self._pool_of.pool.connect)
+        except FAULTS as error:
             raise store_error(error) from error
+        driver: Any = pooled.driver_connection
+        try:
+            yield driver
+        except FAULTS as error:
+            if getattr(error, "sqlstate", None) in _OF_NO_USE:
+                driver.terminate()
+            raise store_error(error) from error
+        finally:
+            if driver.is_in_transaction():  # cancelled in the middle of its end: nobody may get it like this
+                driver.terminate()
+            await greenlet_spawn(pooled.close)  # asks nothing of the server: it cannot be interrupted
 
 
-_FAULTS: Final = (
+FAULTS: Final = (
     sqlalchemy.exc.SQLAlchemyError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -91,50 +128,37 @@ _FAULTS: Final = (
 )
 
 
-def sql(statement: str) -> Executable:
-    """A statement with :names. Casts are written CAST(… AS …): two colons would read as a name."""
-    return text(statement)
+def sql(words: str) -> Statement:
+    """A statement. It is compiled when it first runs."""
+    return Statement(words)
 
 
 def store_error(error: BaseException) -> StoreError:
     """The StoreError that a fault of driver, pool or server means to a caller."""
     if isinstance(error, StoreError):
         return error
-    if isinstance(error, UnicodeEncodeError):
-        return StoreRefused("text holds a lone surrogate, which UTF-8 cannot encode")
+    if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
+        error = error.orig.__cause__ or error.orig  # migrations run through SQLAlchemy, which wraps
     if isinstance(error, sqlalchemy.exc.TimeoutError):
         return StoreUnavailable("no database connection came free in time")
-    if isinstance(error, sqlalchemy.exc.DBAPIError):
-        cause = error.orig
-        state = getattr(cause, "sqlstate", None)
-        if error.connection_invalidated and not (state or "").startswith(_REFUSED):
-            return StoreUnavailable(f"the database connection broke: {_line(cause)}")
-        return _by_state(state, cause)
     if isinstance(error, asyncpg.PostgresError):
-        return _by_state(error.sqlstate, error)
+        return _by_state(error.sqlstate or "", error)
+    if isinstance(error, ValueError | TypeError | OverflowError):  # the driver's: no value of that type
+        return StoreRefused(_line(error))
     if isinstance(error, OSError | asyncpg.InterfaceError):
         return StoreUnavailable(f"the database cannot be reached: {_line(error)}")
     return StoreError(_line(error))
 
 
-def _by_state(state: str | None, cause: BaseException | None) -> StoreError:
-    if state is None:  # the driver itself: a value that does not fit its type, or a connection it lost
-        inner = getattr(cause, "__cause__", None)
-        if isinstance(inner, ValueError | TypeError | OverflowError):
-            return StoreRefused(_line(cause))
-        return StoreUnavailable(_line(cause))
+def _by_state(state: str, error: BaseException) -> StoreError:
     if state.startswith(_REFUSED):
-        return StoreRefused(_line(cause))
+        return StoreRefused(_line(error))
     if state.startswith(_UNAVAILABLE):
-        return StoreUnavailable(_line(cause))
-    return StoreError(_line(cause))
+        return StoreUnavailable(_line(error))
+    return StoreError(_line(error))
 
 
-def _is_stale_statement(error: sqlalchemy.exc.DBAPIError) -> bool:
-    return isinstance(getattr(error.orig, "__cause__", None), asyncpg.InvalidCachedStatementError)
-
-
-def _line(error: BaseException | None) -> str:
+def _line(error: BaseException) -> str:
     """The first line of a fault: the detail that follows may hold the caller's data."""
-    words = str(error).strip().splitlines() if error is not None else []
+    words = str(error).strip().splitlines()
     return words[0][:300] if words else type(error).__name__

@@ -7,9 +7,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from perdure.store.base import ACTIVE, TOUCH, Repository, sql
+from perdure.store.base import ACTIVE, TOUCH, Repository, Unit, sql
 from perdure.store.columns import PLAIN, WIDTH, task_row
 from perdure.store.finish import Ending, finish
 from perdure.store.ledger import FOLD
@@ -54,8 +52,8 @@ class Changes(Repository):
         Repeating it is harmless; the first reason stays.
         """
 
-        async def work(connection: AsyncConnection) -> CancelResult:
-            rows = (await connection.execute(_LOCK, {"id": task_id, **owner(principal)})).all()
+        async def work(unit: Unit) -> CancelResult:
+            rows = await unit.run(_LOCK, id=task_id, **owner(principal))
             if not rows:
                 return CancelResult("unknown")
             task, now = task_row(rows[0]), rows[0][WIDTH]
@@ -63,7 +61,7 @@ class Changes(Repository):
                 return CancelResult("already_cancelled", task)
             if task.status.final:
                 return CancelResult("finished", task)
-            return (await _cancel(connection, [task], reason, now))[0]
+            return (await _cancel(unit, [task], reason, now))[0]
 
         return await self._unit(work)
 
@@ -85,19 +83,19 @@ class Changes(Repository):
             "ORDER BY t.task_id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED"
         )
 
-        async def work(connection: AsyncConnection) -> list[CancelResult]:
-            rows = (await connection.execute(lock, {"limit": limit, **params})).all()
+        async def work(unit: Unit) -> list[CancelResult]:
+            rows = await unit.run(lock, limit=limit, **params)
             if not rows:
                 return []
-            return await _cancel(connection, [task_row(row) for row in rows], reason, rows[0][WIDTH])
+            return await _cancel(unit, [task_row(row) for row in rows], reason, rows[0][WIDTH])
 
         return await self._unit(work)
 
     async def set_priority(self, principal: Principal, task_id: str, priority: Priority) -> PriorityResult:
         """Changes the class of a task that waits (PENDING or QUEUED). What it has aged is forgotten."""
 
-        async def work(connection: AsyncConnection) -> PriorityResult:
-            rows = (await connection.execute(_LOCK, {"id": task_id, **owner(principal)})).all()
+        async def work(unit: Unit) -> PriorityResult:
+            rows = await unit.run(_LOCK, id=task_id, **owner(principal))
             if not rows:
                 return PriorityResult("unknown")
             task = task_row(rows[0])
@@ -105,7 +103,7 @@ class Changes(Repository):
                 return PriorityResult("not_waiting", task)
             if task.priority is not priority:
                 values = {"id": task_id, "priority": priority.value, "lane": priority_key(priority)}
-                task = task_row((await connection.execute(_PRIORITY, values)).one())
+                task = task_row((await unit.run(_PRIORITY, **values))[0])
             return PriorityResult("changed", task, signal=task.claimed_at is not None)
 
         return await self._unit(work)
@@ -116,12 +114,10 @@ class Changes(Repository):
         return "deleted" if deleted else "active" if active else "unknown"
 
 
-async def _cancel(
-    connection: AsyncConnection, tasks: list[TaskRow], reason: str | None, now: datetime
-) -> list[CancelResult]:
+async def _cancel(unit: Unit, tasks: list[TaskRow], reason: str | None, now: datetime) -> list[CancelResult]:
     """Cancels locked, unfinished rows."""
     fresh = [task for task in tasks if task.status is Status.PENDING and task.claimed_at is None]
-    ended = await finish(connection, [Ending(task, Status.CANCELLED, reason=reason) for task in fresh], now)
+    ended = await finish(unit, [Ending(task, Status.CANCELLED, reason=reason) for task in fresh], now)
     results = [CancelResult("cancelled", end.task) for end in ended]
     known = {task.task_id for task in fresh}
     others = [task for task in tasks if task.task_id not in known]
@@ -129,6 +125,6 @@ async def _cancel(
     flagged = [task.task_id for task in others if not task.cancel_requested]
     if flagged:
         values: dict[str, Any] = {"ids": flagged, "reason": reason}
-        rows = (await connection.execute(_FLAG, values)).all()
+        rows = await unit.run(_FLAG, **values)
         results += [CancelResult("requested", task_row(row), signal=True) for row in rows]
     return results

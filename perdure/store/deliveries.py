@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from perdure.store import delivery_sql as q
-from perdure.store.base import Repository
+from perdure.store.base import Repository, Unit
 from perdure.store.rows import (
     DeliveryClaim,
     DeliveryRow,
@@ -94,13 +92,13 @@ class DeliveryRepository(Repository):
             "sample": new.sample,
         }
 
-        async def work(connection: AsyncConnection) -> DeliveryState | None:
-            rows = (await connection.execute(q.RECORD, values)).all()
+        async def work(unit: Unit) -> DeliveryState | None:
+            rows = await unit.run(q.RECORD, **values)
             if not rows:
                 return None
             state, user, origin = rows[0]
             if verdict == "dead":
-                await _suspend_if_failing(connection, user, origin)
+                await _suspend_if_failing(unit, user, origin)
             return state  # type: ignore[no-any-return]
 
         return await self._unit(work)
@@ -162,19 +160,19 @@ class DeliveryRepository(Repository):
         """Ends a suspension: kept deliveries are due now. Their number, or None when it was not suspended."""
         values = {"user": principal.user_id, "origin": origin}
 
-        async def work(connection: AsyncConnection) -> int | None:
-            if not (await connection.execute(q.UNSUSPEND, values)).all():
+        async def work(unit: Unit) -> int | None:
+            if not await unit.run(q.UNSUSPEND, **values):
                 return None
-            return len((await connection.execute(q.LET_GO, values)).all())
+            return len(await unit.run(q.LET_GO, **values))
 
         return await self._unit(work)
 
     async def suspend(self, user_id: str, origin: str, reason: str) -> int:
         """Suspends a receiver at once (410); returns how many deliveries are kept back."""
 
-        async def work(connection: AsyncConnection) -> int:
-            await connection.execute(q.SUSPEND, {"user": user_id, "origin": origin, "reason": reason})
-            return len((await connection.execute(q.KEEP_BACK, {"user": user_id, "origin": origin})).all())
+        async def work(unit: Unit) -> int:
+            await unit.run(q.SUSPEND, user=user_id, origin=origin, reason=reason)
+            return len(await unit.run(q.KEEP_BACK, user=user_id, origin=origin))
 
         return await self._unit(work)
 
@@ -184,11 +182,11 @@ class DeliveryRepository(Repository):
         return found | {row[0]: row[1] for row in await self._one(q.COUNTS)}
 
 
-async def _suspend_if_failing(connection: AsyncConnection, user: str, origin: str) -> None:
+async def _suspend_if_failing(unit: Unit, user: str, origin: str) -> None:
     values = {"user": user, "origin": origin}
     limits = {"dead": q.SUSPEND_AFTER_DEAD, "seconds": q.SUSPEND_AFTER_SECONDS}
-    if (await connection.execute(q.SUSPEND_FAILING, values | limits)).all():
-        await connection.execute(q.KEEP_BACK, values)
+    if await unit.run(q.SUSPEND_FAILING, **values, **limits):
+        await unit.run(q.KEEP_BACK, **values)
 
 
 def _deliveries(rows: Sequence[Any]) -> list[DeliveryRow]:

@@ -6,10 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from perdure.store import dispatch_sql as q
-from perdure.store.base import Repository, Rows, sql
+from perdure.store.base import Repository, Rows, Unit, sql
 from perdure.store.columns import WIDTH, task_row
 from perdure.store.finish import Ending, finish
 from perdure.store.rows import DispatchRow, Expired, Lane, Pause, Queued
@@ -67,9 +65,9 @@ class DispatchRepository(Repository):
             "limit_counts": list(limits.values()),
         }
 
-        async def in_turn(connection: AsyncConnection) -> Rows:
-            await connection.execute(q.SERIALIZE)
-            return (await connection.execute(q.CLAIM, values)).all()
+        async def in_turn(unit: Unit) -> Rows:
+            await unit.run(q.SERIALIZE)
+            return await unit.run(q.CLAIM, **values)
 
         rows = await self._unit(in_turn) if limited else await self._one(q.CLAIM, **values)
 
@@ -96,14 +94,14 @@ class DispatchRepository(Repository):
         The row backs off for 5, then 10 s; the third time it is FAILED `internal`, with its callback.
         """
 
-        async def work(connection: AsyncConnection) -> int:
-            rows = (await connection.execute(q.REFUSE, {"id": task_id})).all()
+        async def work(unit: Unit) -> int:
+            rows = await unit.run(q.REFUSE, id=task_id)
             if not rows:
                 return 0
             task = task_row(rows[0])
             if task.start_failures >= START_FAILURES:
                 ending = Ending(task, Status.FAILED, ErrorCode.INTERNAL.value, message)
-                await finish(connection, [ending], rows[0][WIDTH])
+                await finish(unit, [ending], rows[0][WIDTH])
             return task.start_failures
 
         return await self._unit(work)
@@ -112,12 +110,12 @@ class DispatchRepository(Repository):
         """Fails PENDING rows past their queue or total deadline, with their callbacks: those never claimed at
         once, the others 10 s later, since their workflow may be about to say so itself."""
 
-        async def work(connection: AsyncConnection) -> list[Expired]:
-            rows = (await connection.execute(q.EXPIRED, {"limit": limit})).all()
+        async def work(unit: Unit) -> list[Expired]:
+            rows = await unit.run(q.EXPIRED, limit=limit)
             endings = [
                 Ending(task_row(row), Status.FAILED, *_why(total=bool(row[WIDTH + 1]))) for row in rows
             ]
-            ended = await finish(connection, endings, rows[0][WIDTH]) if rows else []
+            ended = await finish(unit, endings, rows[0][WIDTH]) if rows else []
             return [Expired(end.task, end.delivery_id) for end in ended]
 
         return await self._unit(work)

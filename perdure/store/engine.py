@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import URL, event, make_url
-from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from perdure.store.base import DISCONNECTED, Repository, sql
+from perdure.store.base import Repository, sql
 from perdure.store.deliveries import DeliveryRepository
 from perdure.store.dispatch import DispatchRepository
 from perdure.store.errors import StoreError
@@ -49,7 +48,12 @@ def database_url(url: str) -> URL:
 
 
 def make_engine(
-    url: str, *, pool_size: int, application_name: str, server_settings: dict[str, str] | None = None
+    url: str,
+    *,
+    pool_size: int,
+    application_name: str,
+    server_settings: dict[str, str] | None = None,
+    command_timeout: float | None = 20,  # the server's own limit comes first, unless it is gone
 ) -> AsyncEngine:
     """An engine for postgresql:// or postgresql+asyncpg:// URLs. Connects on first use, never more than
     `pool_size` times. Session settings travel as start-up parameters: a pooler in transaction mode refuses
@@ -62,9 +66,9 @@ def make_engine(
         pool_recycle=1800,
         connect_args={
             "timeout": CONNECT_TIMEOUT,
-            "command_timeout": 20,  # the server's own limit comes first, unless it is gone
-            "prepared_statement_cache_size": 250,  # all of ours
-            "statement_cache_size": 0,  # the driver's second cache would only hold them twice
+            "command_timeout": command_timeout,
+            "statement_cache_size": 250,  # all of ours
+            "max_cached_statement_lifetime": 0,
             "server_settings": {
                 **_SERVER_SETTINGS,
                 "application_name": application_name,
@@ -73,19 +77,14 @@ def make_engine(
         },
     )
     event.listen(engine.sync_engine, "checkout", _leave_dead_connections)
-    event.listen(engine.sync_engine, "handle_error", _know_disconnects)
     return engine
 
 
-def _leave_dead_connections(connection: Any, entry: ConnectionPoolEntry, _: object) -> None:
+def _leave_dead_connections(_: object, entry: ConnectionPoolEntry, __: object) -> None:
     """After a restart of Postgres the driver knows that its sockets are closed: no question is needed."""
-    if entry.driver_connection is not None and entry.driver_connection.is_closed():
+    driver = entry.driver_connection
+    if driver is not None and driver.is_closed():
         raise DisconnectionError
-
-
-def _know_disconnects(context: ExceptionContext) -> None:
-    if getattr(context.original_exception, "sqlstate", None) in DISCONNECTED:
-        context.is_disconnect = True
 
 
 class Store(Repository):

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from perdure import names
 from perdure.callback.body import build_body
-from perdure.store.base import ACTIVE, TOUCH, sql
+from perdure.store.base import ACTIVE, TOUCH, Unit, sql
 from perdure.store.columns import PLAIN, WIDTH, task_row
 from perdure.store.rows import TaskRow
 from perdure.task.states import Status
@@ -80,7 +78,7 @@ class Ended:
     delivery_id: str | None
 
 
-async def finish(connection: AsyncConnection, endings: Sequence[Ending], at: datetime) -> list[Ended]:
+async def finish(unit: Unit, endings: Sequence[Ending], at: datetime) -> list[Ended]:
     """Ends rows that the transaction holds. `at` is its now(). Rows that are final stay as they are."""
     if not endings:
         return []
@@ -97,7 +95,7 @@ async def finish(connection: AsyncConnection, endings: Sequence[Ending], at: dat
             for e, delivery in zip(endings, deliveries, strict=True)
         ],
     }
-    rows = (await connection.execute(_FINISH, params)).all()
+    rows = await unit.run(_FINISH, **params)
     return [Ended(task_row(row), row[WIDTH]) for row in rows]
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from perdure.contracts import CommitReceipt
-from perdure.store.base import ACTIVE, TOUCH, Repository, sql
+from perdure.store.base import ACTIVE, TOUCH, Repository, Unit, sql
 from perdure.store.columns import FULL, FULL_JOINS, PLAIN, WIDTH, task_row
 from perdure.store.finish import Ending, finish
 from perdure.store.ledger import FOLD
@@ -129,14 +127,14 @@ class MaintenanceRepository(Repository):
     async def fail(self, task_id: str, version: int, code: str, message: str) -> CommitReceipt:
         """Settles a row as FAILED with its callback (due at once), if it still stands at `version`."""
 
-        async def work(connection: AsyncConnection) -> CommitReceipt:
-            rows = (await connection.execute(_LOCK, {"id": task_id})).all()
+        async def work(unit: Unit) -> CommitReceipt:
+            rows = await unit.run(_LOCK, id=task_id)
             if not rows:
                 return CommitReceipt(kind="missing")
             task = task_row(rows[0])
             if task.version != version or task.status.final:
                 return CommitReceipt(kind="superseded")
-            ended = await finish(connection, [Ending(task, Status.FAILED, code, message)], rows[0][WIDTH])
+            ended = await finish(unit, [Ending(task, Status.FAILED, code, message)], rows[0][WIDTH])
             return CommitReceipt(kind="committed", delivery_id=ended[0].delivery_id)
 
         return await self._unit(work)

@@ -9,10 +9,10 @@ from typing import Final
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection
+from sqlalchemy import Connection, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from perdure.store.base import _FAULTS, sql, store_error
+from perdure.store.base import FAULTS, store_error
 from perdure.store.engine import make_engine
 
 _MIGRATOR: Final = 7_246_001  # key of the advisory lock; any number, always this one
@@ -47,6 +47,7 @@ async def _apply(url: str, step: Callable[[Config], None], lock_timeout: float) 
         pool_size=1,
         application_name="perdure-migrate",
         server_settings={"statement_timeout": "0", "lock_timeout": _PATIENCE},
+        command_timeout=None,
     )
 
     def work(connection: Connection) -> None:
@@ -56,10 +57,10 @@ async def _apply(url: str, step: Callable[[Config], None], lock_timeout: float) 
 
     try:
         async with engine.connect() as connection:
-            await _run(connection, sql("SELECT pg_advisory_lock(:key)"), key=_MIGRATOR)
+            await _run(connection, text("SELECT pg_advisory_lock(:key)"), key=_MIGRATOR)
             await _run(
                 connection,
-                sql("SELECT set_config('lock_timeout', :limit, false)"),
+                text("SELECT set_config('lock_timeout', :limit, false)"),
                 limit=f"{round(lock_timeout * 1000)}ms",
             )
             try:
@@ -67,13 +68,13 @@ async def _apply(url: str, step: Callable[[Config], None], lock_timeout: float) 
                 await connection.commit()
             finally:
                 await connection.rollback()
-                await _run(connection, sql("SELECT pg_advisory_unlock(:key)"), key=_MIGRATOR)
-    except _FAULTS as error:
+                await _run(connection, text("SELECT pg_advisory_unlock(:key)"), key=_MIGRATOR)
+    except FAULTS as error:
         raise store_error(error) from error
     finally:
         await engine.dispose()
 
 
-async def _run(connection: AsyncConnection, statement: object, **params: object) -> None:
-    await connection.execute(statement, params)  # type: ignore[call-overload]
+async def _run(connection: AsyncConnection, statement: TextClause, **params: object) -> None:
+    await connection.execute(statement, params)
     await connection.commit()

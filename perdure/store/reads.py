@@ -8,9 +8,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any, Final
 
-from sqlalchemy import Executable
-
-from perdure.store.base import Repository, sql
+from perdure.store.base import Repository, Statement, sql
 from perdure.store.columns import EVERYTHING, PLAIN, selection, task_row
 from perdure.store.cursor import decode_cursor, encode_cursor
 from perdure.store.rows import Include, Page, Principal, TaskFilter, TaskRow
@@ -33,7 +31,7 @@ def owner(principal: Principal | None) -> dict[str, Any]:
 
 
 @cache
-def _by_id(include: frozenset[Include]) -> Executable:
+def _by_id(include: frozenset[Include]) -> Statement:
     columns, joins = selection(include)
     return sql(f"SELECT {columns} FROM tasks t {joins} WHERE t.task_id = :id AND {_OWNED}")
 
@@ -105,7 +103,7 @@ class Lists(Repository):
 
 
 @cache
-def _page(wheres: tuple[str, ...], include: frozenset[Include], *, by_status: bool) -> Executable:
+def _page(wheres: tuple[str, ...], include: frozenset[Include], *, by_status: bool) -> Statement:
     """The statement of a list. Without a user a page of each state is read in index order, then merged."""
     columns, joins = selection(include)
     where = " AND ".join(("true", *wheres))

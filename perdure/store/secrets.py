@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from perdure.store.base import Repository, sql
+from perdure.store.base import Repository, Unit, sql
 from perdure.store.errors import StoreUnavailable
 from perdure.store.rows import SecretRow
 
@@ -54,11 +52,11 @@ class SecretRepository(Repository):
         A secret that retires already keeps its time: rotating twice fast cuts no overlap short.
         """
 
-        async def work(connection: AsyncConnection) -> SecretRow:
-            await connection.execute(_LOCK, {"user": user_id})
-            await connection.execute(_RETIRE, {"user": user_id, "seconds": float(overlap_seconds)})
+        async def work(unit: Unit) -> SecretRow:
+            await unit.run(_LOCK, user=user_id)
+            await unit.run(_RETIRE, user=user_id, seconds=float(overlap_seconds))
             values = {"id": secret_id, "user": user_id, "sealed": sealed}
-            rows = (await connection.execute(_INSERT, values)).all()
+            rows = await unit.run(_INSERT, **values)
             if not rows:  # `ensure` of another process came in between
                 raise StoreUnavailable("the callback secret is being made; try again")
             return SecretRow(*rows[0])
