@@ -83,6 +83,9 @@ def travel(database_url: str) -> Travel:
                 "UPDATE callback_origins SET failing_since = failing_since - make_interval(secs => $1)",
                 seconds,
             )
+            await connection.execute(
+                "UPDATE callback_secrets SET retires_at = retires_at - make_interval(secs => $1)", seconds
+            )
         finally:
             await connection.close()
 

@@ -11,7 +11,7 @@ import pytest
 import standardwebhooks
 
 from perdure import names
-from perdure.callback import verify
+from perdure.callback import InvalidSignature, verify
 from perdure.callback.deliver import Deliverer
 from perdure.callback.secrets import CallbackSecrets, whsec
 from perdure.observability.metrics import Metrics
@@ -421,7 +421,7 @@ async def test_a_receiver_that_fails_for_days_is_suspended_and_resumed(
 
 # Secrets -------------------------------------------------------------------------------------------
 async def test_rotation_keeps_pending_retries_verifiable_for_old_and_new(
-    store: Store, make_deliverer: Make, secrets: CallbackSecrets
+    store: Store, make_deliverer: Make, secrets: CallbackSecrets, travel: Travel
 ) -> None:
     deliverer = make_deliverer(fixed=False)
     old = await secrets.rotate("alice")
@@ -430,24 +430,40 @@ async def test_rotation_keeps_pending_retries_verifiable_for_old_and_new(
         for delivery_id in made:
             assert (await deliverer.attempt(delivery_id)).kind == "again"
         new = await secrets.rotate("alice")
-        assert new.plain != old.plain
         receiver.script = [answer(200)]
         for delivery_id in made:
             assert (await deliverer.attempt(delivery_id)).kind == "delivered"
-        await secrets.rotate("alice", overlap_hours=0)
-        requests = list(receiver.requests)
-    for request in requests[:3]:
+        await travel(24 * 3600 + 1)
+        assert (await deliverer.attempt((await committed(store, receiver.url()))[1])).kind == "delivered"
+        before, during, after = receiver.requests[:3], receiver.requests[3:6], receiver.requests[6:]
+    for request in before:
         verify(request.body, request.header_map, old.plain)
-    for request in requests[3:]:
+    for request in during:
         verify(request.body, request.header_map, old.plain)
         verify(request.body, request.header_map, new.whsec)
-        verify(
-            request.body,
-            {"X-Callback-Signature": request["X-Callback-Signature"]},
-            old.plain,
-            allow_legacy=True,
-        )
-    assert [info.retires_at is None for info in await secrets.describe("alice")][:1] == [True]
+        alone = {"X-Callback-Signature": request["X-Callback-Signature"]}
+        verify(request.body, alone, old.plain, allow_legacy=True)
+    for request in after:
+        assert "," not in request["webhook-signature"].removeprefix("v1,")
+        alone = {"X-Callback-Signature": request["X-Callback-Signature"]}
+        for headers in (request.header_map, alone):
+            verify(request.body, headers, new.plain, allow_legacy=True)
+            with pytest.raises(InvalidSignature):
+                verify(request.body, headers, old.plain, allow_legacy=True)
+
+
+async def test_rotating_twice_fast_cuts_no_overlap_short(
+    store: Store, make_deliverer: Make, secrets: CallbackSecrets
+) -> None:
+    deliverer = make_deliverer(fixed=False)
+    shown = [await secrets.rotate("alice") for _ in range(3)]
+    async with Receiver() as receiver:
+        await deliverer.attempt((await committed(store, receiver.url()))[1])
+        (request,) = receiver.requests
+    for secret in shown:
+        standardwebhooks.Webhook(secret.whsec).verify(request.body, request.header_map)
+    alone = {"X-Callback-Signature": request["X-Callback-Signature"]}
+    verify(request.body, alone, shown[0].plain, allow_legacy=True)
 
 
 async def test_another_users_secret_signs_another_users_callbacks(
