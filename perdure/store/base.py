@@ -11,6 +11,7 @@ itself, since the layer between costs three times what the driver does (measured
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
@@ -83,40 +84,74 @@ class Unit:
         return await statement.run(self._driver, params)
 
 
-class Repository:
-    """What every repository is made of."""
+class Database:
+    """The connections of one engine, given out in the order of asking.
 
-    def __init__(self, engine: AsyncEngine) -> None:
-        self._pool_of = engine.sync_engine  # its pool is replaced when the engine is disposed of
+    The pool alone would let whoever asks at the right moment pass those that wait; under load some wait for
+    seconds then.
+    """
 
-    async def _one(self, statement: Statement, **params: Any) -> Rows:
-        """One statement in a transaction of its own. Its rows."""
-        async with self._connection() as driver:
-            return await statement.run(driver, params)
-
-    async def _unit(self, work: Callable[[Unit], Awaitable[T]]) -> T:
-        """Several statements in one transaction."""
-        async with self._connection() as driver, driver.transaction():
-            return await work(Unit(driver))
+    def __init__(self, engine: AsyncEngine, patience: float = 2.0) -> None:
+        self.engine = engine
+        self._places = asyncio.Semaphore(engine.pool.size())  # type: ignore[attr-defined]
+        self._patience = patience
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
-        """The driver's connection of a pooled one, for one unit of work."""
+    async def connection(self) -> AsyncIterator[Any]:
+        """The driver's connection of a pooled one, for one unit of work.
+
+        Raises StoreUnavailable when none comes free within `patience` seconds.
+        """
+        await self._take_place()
         try:
-            pooled = await greenlet_spawn(self._pool_of.pool.connect)
+            async with self._pooled() as driver:
+                yield driver
         except FAULTS as error:
             raise store_error(error) from error
+        finally:
+            self._places.release()
+
+    async def _take_place(self) -> None:
+        if not self._places.locked():
+            await self._places.acquire()  # at once
+            return
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise StoreUnavailable("no database connection came free in time") from error
+
+    @asynccontextmanager
+    async def _pooled(self) -> AsyncIterator[Any]:
+        pooled = await greenlet_spawn(self.engine.sync_engine.pool.connect)
         driver: Any = pooled.driver_connection
         try:
             yield driver
-        except FAULTS as error:
-            if getattr(error, "sqlstate", None) in _OF_NO_USE:
+        except asyncpg.PostgresError as error:
+            if error.sqlstate in _OF_NO_USE:
                 driver.terminate()
-            raise store_error(error) from error
+            raise
         finally:
             if driver.is_in_transaction():  # cancelled in the middle of its end: nobody may get it like this
                 driver.terminate()
             await greenlet_spawn(pooled.close)  # asks nothing of the server: it cannot be interrupted
+
+
+class Repository:
+    """What every repository is made of."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def _one(self, statement: Statement, **params: Any) -> Rows:
+        """One statement in a transaction of its own. Its rows."""
+        async with self._database.connection() as driver:
+            return await statement.run(driver, params)
+
+    async def _unit(self, work: Callable[[Unit], Awaitable[T]]) -> T:
+        """Several statements in one transaction."""
+        async with self._database.connection() as driver, driver.transaction():
+            return await work(Unit(driver))
 
 
 FAULTS: Final = (
@@ -139,8 +174,6 @@ def store_error(error: BaseException) -> StoreError:
         return error
     if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
         error = error.orig.__cause__ or error.orig  # migrations run through SQLAlchemy, which wraps
-    if isinstance(error, sqlalchemy.exc.TimeoutError):
-        return StoreUnavailable("no database connection came free in time")
     if isinstance(error, asyncpg.PostgresError):
         return _by_state(error.sqlstate or "", error)
     if isinstance(error, ValueError | TypeError | OverflowError):  # the driver's: no value of that type

@@ -9,7 +9,7 @@ from sqlalchemy.exc import ArgumentError, DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from perdure.store.base import Repository, sql
+from perdure.store.base import Database, Repository, sql
 from perdure.store.deliveries import DeliveryRepository
 from perdure.store.dispatch import DispatchRepository
 from perdure.store.errors import StoreError
@@ -23,7 +23,6 @@ from perdure.store.stats import StatsRepository
 from perdure.store.tasks import TaskRepository
 from perdure.store.workers import WorkerRepository
 
-POOL_TIMEOUT: Final = 2.0  # seconds that a caller waits for a connection of the pool
 CONNECT_TIMEOUT: Final = 3.0
 _SERVER_SETTINGS: Final = {
     "timezone": "UTC",
@@ -62,7 +61,6 @@ def make_engine(
         database_url(url),
         pool_size=pool_size,
         max_overflow=0,
-        pool_timeout=POOL_TIMEOUT,
         pool_recycle=1800,
         connect_args={
             "timeout": CONNECT_TIMEOUT,
@@ -91,17 +89,18 @@ class Store(Repository):
     """The repositories over one engine. Every method is one unit of work; none holds a connection after."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        super().__init__(engine)
+        database = Database(engine)
+        super().__init__(database)
         self.engine = engine
-        self.tasks = TaskRepository(engine)
-        self.dispatch = DispatchRepository(engine)
-        self.news = NewsRepository(engine)
-        self.deliveries = DeliveryRepository(engine)
-        self.keys = KeyRepository(engine)
-        self.secrets = SecretRepository(engine)
-        self.workers = WorkerRepository(engine)
-        self.maintenance = MaintenanceRepository(engine)
-        self.stats = StatsRepository(engine)
+        self.tasks = TaskRepository(database)
+        self.dispatch = DispatchRepository(database)
+        self.news = NewsRepository(database)
+        self.deliveries = DeliveryRepository(database)
+        self.keys = KeyRepository(database)
+        self.secrets = SecretRepository(database)
+        self.workers = WorkerRepository(database)
+        self.maintenance = MaintenanceRepository(database)
+        self.stats = StatsRepository(database)
 
     async def ping(self) -> None:
         """Asks Postgres for an answer. Raises StoreUnavailable."""
