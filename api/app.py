@@ -40,7 +40,6 @@ from perdure.observability.page import Exposition
 from perdure.observability.temporal_metrics import SdkMetrics
 from perdure.settings import ApiSettings
 from perdure.store.engine import Store, make_engine
-from perdure.store.news import NewsRepository
 from perdure.temporal import TemporalGate, connect, default_identity, make_converter
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ async def _build(
     queues = Queues(store.stats, store.workers)
     hub = Hub(store.tasks, gate, queues=queues)
     stack.push_async_callback(hub.aclose)
-    feeds = Feeds(NewsRepository(store.engine), hub)
+    feeds = Feeds(store.news, hub)
     stack.push_async_callback(feeds.aclose)
     signals = Signals(gate, hub)
     stack.push_async_callback(signals.aclose)
