@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from perdure.models import Catalogue
+from perdure.observability.ends import ended_in_place
 from perdure.observability.metrics import Metrics
 from perdure.start import task_input
 from perdure.store.engine import Store
@@ -155,9 +156,7 @@ class Dispatcher:
             return
         self._upkeep_at = now + _IDLE
         for ended in await self._store.dispatch.expire():
-            self._metrics.tasks_finished.labels(
-                status=ended.task.status, task_type=ended.task.task_type
-            ).inc()
+            ended_in_place(self._metrics, ended.task)
             log.info("task expired before its start", extra={"task_id": ended.task.task_id})
         for name, pool in self._catalogue.pools.items():
             if pool.scheduling == "strict":
@@ -245,7 +244,7 @@ class Dispatcher:
         except EngineUnavailable:
             self._pause_starts()
             return
-        except EngineRefused as error:
+        except Exception as error:  # refused, or an input that cannot even be encoded: the row's own fault
             await self._refused(row, error)
             return
         self._pause = 0.0
@@ -273,11 +272,14 @@ class Dispatcher:
         self._pause_until = time.monotonic() + self._pause
         log.warning("Temporal does not answer; starts wait", extra={"seconds": self._pause})
 
-    async def _refused(self, row: TaskRow, error: EngineRefused) -> None:
+    async def _refused(self, row: TaskRow, error: Exception) -> None:
         failures = await self._store.dispatch.refuse(
             row.task_id, "the workflow engine refused to start this task; see the log of the dispatcher"
         )
-        log.error("Temporal refuses a start", extra={"task_id": row.task_id, "failures": failures})
+        log.error(
+            "a start is refused",
+            extra={"task_id": row.task_id, "failures": failures, "reason": type(error).__name__},
+        )
         if failures >= 3:
             self._failed(row)
 
@@ -292,7 +294,7 @@ class Dispatcher:
             self._failed(row)
 
     def _failed(self, row: TaskRow) -> None:
-        self._metrics.tasks_finished.labels(status=Status.FAILED, task_type=row.task_type).inc()
+        ended_in_place(self._metrics, row, Status.FAILED)
 
     # Transition 1 --------------------------------------------------------------------------------
 

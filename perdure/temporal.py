@@ -111,11 +111,16 @@ async def bounded(call: Awaitable[_T], seconds: float = _CALL_SECONDS) -> _T:
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             raise
-        if error.status is RPCStatusCode.INVALID_ARGUMENT:
+        if error.status is RPCStatusCode.INVALID_ARGUMENT or _too_large(error):
             raise EngineRefused(str(error)) from error
         raise EngineUnavailable(f"Temporal: {error.status.name.lower()}") from error
     except RuntimeError as error:  # a lazy client's failed connect
         raise EngineUnavailable("Temporal cannot be reached") from error
+
+
+def _too_large(error: RPCError) -> bool:
+    """The message itself is above gRPC's limit: it will not shrink, though the status says "exhausted"."""
+    return error.status is RPCStatusCode.RESOURCE_EXHAUSTED and "larger than max" in str(error)
 
 
 class TemporalGate:
