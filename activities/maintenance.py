@@ -14,11 +14,13 @@ from temporalio.service import RPCError
 from perdure import names
 from perdure.contracts import Outcome
 from perdure.models import Catalogue
+from perdure.observability.ends import ended_in_place
 from perdure.observability.metrics import Metrics
 from perdure.start import task_input
 from perdure.store.engine import Store
 from perdure.store.rows import TaskRow
 from perdure.task.errors import ErrorCode
+from perdure.task.states import Status
 from perdure.temporal import EngineRefused, EngineUnavailable, TemporalGate, bounded
 
 log = logging.getLogger(__name__)
@@ -158,8 +160,7 @@ class MaintenanceActivities:
         receipt = await self._store.maintenance.fail(row.task_id, row.version, code.value, message)
         if receipt.kind != "committed":
             return 0
-        task_type = self._catalogue.type_label(row.task_type)
-        self._metrics.tasks_finished.labels(status="FAILED", task_type=task_type).inc()
+        ended_in_place(self._metrics, row, Status.FAILED)
         return self._repaired("terminated" if code is ErrorCode.TERMINATED else "failed", row)
 
     def _repaired(self, kind: str, row: TaskRow) -> int:

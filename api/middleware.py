@@ -14,18 +14,20 @@ import logging
 import re
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import uuid_utils
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import problem_of, render
-from perdure.observability import logs
+from perdure.observability import logs, traces
 from perdure.observability.metrics import Metrics
 
 log: Final = logging.getLogger("perdure.access")
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}\Z")
 _SLOW: Final = 1.0  # seconds
+_UNTRACED: Final = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds, and of no task
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -59,14 +61,19 @@ class Edge:
             await send(message)
 
         try:
-            await self._app(scope, receive, tell)
-        except Exception as error:
-            problem = problem_of(error)
-            if problem.status == 500:
-                log.exception("request failed", extra={"method": scope["method"], "route": _route(scope)})
-            if status:
-                raise  # the reply has begun: the server cuts the connection, so that it cannot pass for whole
-            await render(problem, request_id)(scope, receive, tell)
+            with _traced(scope) as span:
+                try:
+                    await self._app(scope, receive, tell)
+                except Exception as error:
+                    problem = problem_of(error)
+                    if problem.status == 500:
+                        about = {"method": scope["method"], "route": _route(scope)}
+                        log.exception("request failed", extra=about)
+                    if status:
+                        raise  # the reply has begun: the server cuts it, so that it cannot pass for whole
+                    await render(problem, request_id)(scope, receive, tell)
+                finally:
+                    _tell_span(span, scope, status, request_id)
         finally:
             self._record(scope, status, time.perf_counter() - started)
             logs.request_id.reset(token)
@@ -145,6 +152,25 @@ def _bare_address(hop: str) -> str | None:
 def _accepted_id(scope: Scope) -> str | None:
     found = [value for name, value in scope["headers"] if name == b"x-request-id"]
     return found[0].decode("ascii") if len(found) == 1 and _REQUEST_ID.match(found[0]) else None
+
+
+def _traced(scope: Scope) -> AbstractContextManager[traces.SpanHandle]:
+    """A server span, child of the caller's `traceparent` where it sends a sound one."""
+    if scope["path"] in _UNTRACED:
+        return nullcontext(traces.SpanHandle())
+    sent = [value.decode("latin-1") for name, value in scope["headers"] if name == b"traceparent"]
+    return traces.span(scope["method"], parent=sent[0] if len(sent) == 1 else None, kind="server")
+
+
+def _tell_span(span: traces.SpanHandle, scope: Scope, status: int, request_id: str) -> None:
+    route = _route(scope) or "unmatched"
+    span.rename(f"{scope['method']} {route}")
+    span.set("http.request.method", scope["method"])
+    span.set("http.route", route)
+    span.set("http.response.status_code", status)
+    span.set("perdure.request.id", request_id)
+    if status >= 500 or status == 0:
+        span.fail(str(status or "cut off"))
 
 
 def _route(scope: Scope) -> str | None:

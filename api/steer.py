@@ -17,6 +17,7 @@ from api.schemas import CancelBody, CancelManyBody, PatchBody
 from api.strict_json import StrictRoute, requires
 from api.tasks import TaskId, the_task
 from perdure import names
+from perdure.observability.ends import ended_in_place
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["tasks"])
 _BATCH: Final = 500  # tasks that one cancel by filter settles
@@ -54,6 +55,8 @@ async def cancel(
             task_id=task_id,
             current_status=status,
         )
+    if result.kind == "cancelled":
+        ended_in_place(resources.metrics, result.task)
     if result.kind != "already_cancelled":
         record("task cancelled", principal, task_id, user=result.task.user_id)
     if result.signal:
@@ -79,6 +82,8 @@ async def cancel_many(body: CancelManyBody, principal: PrincipalDep, resources: 
         cancelled += one.kind == "cancelled"
         if one.task is None:
             continue
+        if one.kind == "cancelled":
+            ended_in_place(resources.metrics, one.task)
         record("task cancelled", principal, one.task.task_id, user=one.task.user_id)
         if one.signal:
             resources.signals.cancel_later(one.task.task_id, body.reason)

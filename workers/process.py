@@ -56,7 +56,12 @@ class Process:
         stack.callback(stop_tracing)
         if self.settings.metrics_port is not None:
             exposition = Exposition(self.metrics, self.sdk)
-            page = MetricsPage(exposition, self.settings.metrics_host, self.settings.metrics_port)
+            page = MetricsPage(
+                exposition,
+                self.settings.metrics_host,
+                self.settings.metrics_port,
+                ready=lambda: not self.stop.asked.is_set(),
+            )
             await page.start()
             stack.push_async_callback(page.aclose)
         connecting = asyncio.create_task(self._connect())
