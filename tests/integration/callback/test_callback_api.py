@@ -18,7 +18,7 @@ from perdure.callback.deliver import Deliverer
 from perdure.callback.secrets import whsec
 from perdure.settings import ApiSettings
 from perdure.store.engine import Store
-from tests.integration.api.conftest import MODELS, Api, running
+from tests.integration.api.harness import MODELS, Api, running_app
 from tests.integration.callback.conftest import SECRET, SECRET_KEY, Make, committed
 from tests.support.receiver import HANG, Receiver, answer, head
 
@@ -46,7 +46,7 @@ def settings(database_url: str, tmp_path: Path) -> ApiSettings:
 
 @asynccontextmanager
 async def opened(settings: ApiSettings, store: Store, **changes: Any) -> AsyncIterator[Api]:
-    async with running(settings.model_copy(update=changes), store) as api:
+    async with running_app(settings.model_copy(update=changes), store) as api:
         api.client.headers.update(await api.key("alice"))
         yield api
 
