@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 
 _BEATS: Final = timedelta(seconds=1)  # heartbeats reach the server at most this often
 _AFTER_DRAIN: Final = timedelta(seconds=30)  # after that the SDK cancels what still runs
-_MOST_POLLERS: Final = 5
+# Enough for hundreds of attempts a second. A worker that freezes keeps its open polls for a minute, and each
+# swallows one task until the heartbeat time-out, so there are not more.
+_MOST_POLLERS: Final = 2
 
 
 class GpuWorker:
