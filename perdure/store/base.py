@@ -168,6 +168,15 @@ def sql(words: str) -> Statement:
     return Statement(words)
 
 
+# For the transaction: read indexes in their order, row by row. A queue fills and empties faster than the
+# planner's statistics follow; judging by them it reads and sorts 50,000 rows (165 ms) to find 32 (1 ms).
+INDEX_ORDER: Final = sql(
+    "SELECT set_config('enable_sort', 'off', true), set_config('enable_seqscan', 'off', true), "
+    "set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true), "
+    "set_config('enable_mergejoin', 'off', true)"
+)
+
+
 def store_error(error: BaseException) -> StoreError:
     """The StoreError that a fault of driver, pool or server means to a caller."""
     if isinstance(error, StoreError):

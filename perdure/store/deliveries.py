@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from perdure.store import delivery_sql as q
-from perdure.store.base import Repository, Unit
+from perdure.store.base import INDEX_ORDER, Repository, Rows, Unit
 from perdure.store.rows import (
     DeliveryClaim,
     DeliveryRow,
@@ -47,14 +47,19 @@ class DeliveryRepository(Repository):
 
         `skip`: (user, origin) of receivers for which the caller has no place free; none of theirs is taken.
         """
-        rows = await self._one(
-            q.CLAIM_DUE,
+        values = dict[str, Any](
             limit=limit,
             lease=float(lease_seconds),
             each=per_origin,
             skip_users=[user for user, _ in skip],
             skip_origins=[origin for _, origin in skip],
         )
+
+        async def work(unit: Unit) -> Rows:
+            await unit.run(INDEX_ORDER)
+            return await unit.run(q.CLAIM_DUE, **values)
+
+        rows = await self._unit(work)
         return [DeliveryClaim(*row[:-1]) for row in sorted(rows, key=lambda row: (row[-1], row[0]))]
 
     async def defer(self, claim: DeliveryClaim, next_in: float) -> None:

@@ -50,8 +50,10 @@ WITH RECURSIVE receivers AS (
         WHERE s.user_id = r.user_id AND s.origin = r.origin
     ) ORDER BY x.next_due LIMIT :limit
 ), picked AS (
-    SELECT d.delivery_id, x.next_due AS was_due FROM callback_deliveries d JOIN due x USING (delivery_id)
-    WHERE {OPEN} AND {FREE} ORDER BY d.delivery_id FOR NO KEY UPDATE OF d SKIP LOCKED
+    SELECT l.delivery_id, due.next_due AS was_due FROM due CROSS JOIN LATERAL (
+        SELECT d.delivery_id FROM callback_deliveries d
+        WHERE d.delivery_id = due.delivery_id AND {OPEN} AND {FREE} FOR NO KEY UPDATE SKIP LOCKED
+    ) l
 )
 UPDATE callback_deliveries d SET
     leased_until = now() + make_interval(secs => :lease), lease_no = d.lease_no + 1,

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from perdure.store import dispatch_sql as q
-from perdure.store.base import Repository, Rows, Unit, sql
+from perdure.store.base import INDEX_ORDER, Repository, Rows, Unit, sql
 from perdure.store.columns import WIDTH, task_row
 from perdure.store.finish import Ending, finish
 from perdure.store.rows import DispatchRow, Expired, Lane, Pause, Queued
@@ -33,8 +33,13 @@ class DispatchRepository(Repository):
         First wakes rows whose `not_before`, lease or back-off has passed. Rows of a paused pool or model do
         not count.
         """
-        await self._one(q.WAKE)
-        return [Lane(*row) for row in await self._one(q.LANES)]
+
+        async def work(unit: Unit) -> list[Lane]:
+            await unit.run(INDEX_ORDER)
+            await unit.run(q.WAKE)
+            return [Lane(*row) for row in await unit.run(q.LANES)]
+
+        return await self._unit(work)
 
     async def claim(
         self,
@@ -65,14 +70,15 @@ class DispatchRepository(Repository):
             "limit_counts": list(limits.values()),
         }
 
-        async def in_turn(unit: Unit) -> Rows:
-            await unit.run(q.SERIALIZE)
+        async def work(unit: Unit) -> Rows:
+            await unit.run(INDEX_ORDER)
+            if limited:
+                await unit.run(q.SERIALIZE)
             return await unit.run(q.CLAIM, **values)
 
-        rows = await self._unit(in_turn) if limited else await self._one(q.CLAIM, **values)
-
-        rows = sorted(rows, key=lambda row: (row[WIDTH + 1], row[0]))  # by turn, then age
-        return [DispatchRow(task_row(row), row[WIDTH]) for row in rows]
+        rows = await self._unit(work)
+        by_turn = sorted(rows, key=lambda row: (row[WIDTH + 1], row[0]))
+        return [DispatchRow(task_row(row), row[WIDTH]) for row in by_turn]
 
     async def queued(self, started: Sequence[tuple[str, datetime]]) -> list[Queued]:
         """Transition 1 for a batch in one statement; rows that moved on by themselves are left as they are.
@@ -125,7 +131,12 @@ class DispatchRepository(Repository):
 
         Returns how many; call again while that is `limit`.
         """
-        return len(await self._one(q.AGE, pool=pool, wait=float(max_wait), limit=limit))
+
+        async def work(unit: Unit) -> int:
+            await unit.run(INDEX_ORDER)
+            return len(await unit.run(q.AGE, pool=pool, wait=float(max_wait), limit=limit))
+
+        return await self._unit(work)
 
     async def next_due(self) -> datetime | None:
         """When the next row becomes claimable or passes a deadline; None when nothing is planned."""

@@ -113,8 +113,9 @@ WITH RECURSIVE pairs AS (
     WHERE room IS NULL OR nth <= room
     ORDER BY turn, task_id LIMIT 2 * CAST(:limit AS bigint)
 ), picked AS (
-    SELECT t.task_id, r.turn FROM ranked r JOIN tasks t ON t.task_id = r.task_id
-    WHERE {READY} ORDER BY r.turn, r.task_id LIMIT :limit FOR NO KEY UPDATE OF t SKIP LOCKED
+    SELECT l.task_id, r.turn FROM ranked r CROSS JOIN LATERAL (
+        SELECT t.task_id FROM tasks t WHERE t.task_id = r.task_id AND {READY} FOR NO KEY UPDATE SKIP LOCKED
+    ) l LIMIT :limit
 )
 UPDATE tasks t SET
     ready = false, due_at = now() + make_interval(secs => :lease),
@@ -172,16 +173,33 @@ ORDER BY t.expires_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """
 )
 
+# Of each user's rows for a model only the oldest are looked at: nobody behind them has waited longer.
 AGE: Final = sql(
-    """
-WITH old AS (
-    SELECT task_id FROM tasks
-    WHERE status = 'PENDING' AND ready AND lane > 1 AND pool = :pool
-        AND lane_since <= now() - make_interval(secs => :wait)
-    ORDER BY lane_since LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    f"""
+WITH RECURSIVE pairs AS (
+    (SELECT t.lane, t.user_id, t.model_id FROM tasks t WHERE {READY} AND t.pool = :pool AND t.lane > 1
+     ORDER BY t.lane, t.user_id, t.model_id LIMIT 1)
+    UNION ALL
+    SELECT n.* FROM pairs CROSS JOIN LATERAL (
+        SELECT t.lane, t.user_id, t.model_id FROM tasks t
+        WHERE {READY} AND t.pool = :pool AND (t.lane, t.user_id, t.model_id)
+            > (pairs.lane, pairs.user_id, pairs.model_id)
+        ORDER BY t.lane, t.user_id, t.model_id LIMIT 1
+    ) n
+), old AS (
+    SELECT c.task_id FROM pairs p CROSS JOIN LATERAL (
+        SELECT t.task_id, t.lane_since FROM tasks t
+        WHERE {READY} AND t.pool = :pool AND t.lane = p.lane
+            AND t.user_id = p.user_id AND t.model_id = p.model_id
+        ORDER BY t.task_id LIMIT :limit
+    ) c WHERE c.lane_since <= now() - make_interval(secs => :wait) LIMIT :limit
+), locked AS (
+    SELECT l.task_id FROM old CROSS JOIN LATERAL (
+        SELECT t.task_id FROM tasks t WHERE t.task_id = old.task_id AND {READY} FOR NO KEY UPDATE SKIP LOCKED
+    ) l
 )
 UPDATE tasks t SET lane = GREATEST(1, t.lane - 2), lane_since = t.lane_since + make_interval(secs => :wait)
-FROM old WHERE t.task_id = old.task_id RETURNING 1
+FROM locked WHERE t.task_id = locked.task_id RETURNING 1
 """
 )
 

@@ -26,13 +26,15 @@ LEFT JOIN tasks t ON t.task_id = k.task_id
 WHERE t.task_id IS NULL OR t.change_seq <> k.seq
 """
 )
+# `|| ''` keeps the planner from the owner's index, which would read all that the owner has: the block index
+# (`ix_tasks_changed`) finds what changed lately.
 _FEED: Final = sql(
     f"""
 SELECT {_STORY}, t.change_xid, s.xmin
 FROM (SELECT CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint) AS xmin) s
 LEFT JOIN LATERAL (
     SELECT * FROM tasks t
-    WHERE t.change_xid >= :xmin AND (CAST(:everyone AS boolean) OR t.user_id = ANY (:users))
+    WHERE t.change_xid >= :xmin AND (CAST(:everyone AS boolean) OR t.user_id || '' = ANY (:users))
         AND (t.change_xid, t.change_seq) > (:page_xid, :page_seq)
     ORDER BY t.change_xid, t.change_seq LIMIT :limit
 ) t ON true
@@ -41,7 +43,7 @@ LEFT JOIN LATERAL (
 _SINCE: Final = sql(
     f"""
 SELECT {_STORY} FROM tasks t
-WHERE t.change_seq > :seq AND (CAST(:admin AS boolean) OR t.user_id = :user)
+WHERE t.change_seq > :seq AND (CAST(:admin AS boolean) OR t.user_id || '' = :user)
 ORDER BY t.change_seq LIMIT :limit
 """
 )

@@ -147,12 +147,6 @@ Index(
     *(tasks.c[name] for name in ("pool", "lane", "user_id")),
     postgresql_where=text(f"status = 'QUEUED' OR ({_PENDING} AND leased_until IS NOT NULL)"),
 )
-Index(
-    "ix_tasks_ageing",
-    tasks.c.pool,
-    tasks.c.lane_since,
-    postgresql_where=text(f"{_PENDING} AND ready AND lane > 1"),
-)
 Index("ix_tasks_expiry", tasks.c.expires_at, postgresql_where=text(f"{_PENDING} AND expires_at IS NOT NULL"))
 Index("ix_tasks_cancels", tasks.c.task_id, postgresql_where=text(f"cancel_requested AND {_ACTIVE}"))
 # Block ranges: a tree over what every write changes would cost each write an entry in every index.

@@ -82,7 +82,6 @@ CREATE INDEX ix_tasks_ready ON tasks (pool, lane, user_id, model_id, task_id)
 CREATE INDEX ix_tasks_due ON tasks (due_at) WHERE status = 'PENDING' AND NOT ready;
 CREATE INDEX ix_tasks_window ON tasks (pool, lane, user_id)
     WHERE status = 'QUEUED' OR (status = 'PENDING' AND leased_until IS NOT NULL);
-CREATE INDEX ix_tasks_ageing ON tasks (pool, lane_since) WHERE status = 'PENDING' AND ready AND lane > 1;
 CREATE INDEX ix_tasks_expiry ON tasks (expires_at) WHERE status = 'PENDING' AND expires_at IS NOT NULL;
 CREATE INDEX ix_tasks_changed ON tasks USING brin (change_xid, change_seq)
     WITH (pages_per_range = 16, autosummarize = on);
