@@ -173,15 +173,16 @@ class Hub:
                 watch.ending = None  # the next reader asks again
             raise
 
-    async def freshen(self, watch: Watch) -> None:
-        """Has at hand what is known beside the row: a running task's beat, a waiting one's place."""
+    async def freshen(self, watch: Watch, *, beat: int = 0) -> None:
+        """Has at hand what is known beside the row: a running task's beat, a waiting one's place. `beat`: the
+        number of one that was seen elsewhere already."""
         story = watch.story
         if story is None or story.final:
             return
         if story.row.status is Status.PROCESSING:
-            beat = await self.live.beat(watch.task_id, attempt=story.attempt)
-            if beat is not None and (watch.beat is None or watch.beat.attempt < beat.attempt):
-                watch.beat = beat
+            found = await self.live.beat(watch.task_id, attempt=story.attempt, at_least=beat)
+            if found is not None and (watch.beat is None or watch.beat.attempt < found.attempt):
+                watch.beat = found
         elif self._places and self._clock() - watch.placed_at >= WAIT_STEP:
             await self._places.read(watch)
 

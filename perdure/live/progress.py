@@ -30,7 +30,8 @@ MAX_INTERVAL: Final = 10.0
 AT_ONCE: Final = 32  # calls under way: a server that hangs holds no more of them
 PATIENCE: Final = 0.5  # seconds that a reader waits for an answer before it takes the last one
 PAUSE: Final = 5.0  # seconds without reader-driven calls after one that did not answer in time
-_MISS: Final = 0.15  # seconds to the next look after one that found nothing new; doubles
+_MISS: Final = 0.15  # seconds to the next look after one that found nothing new
+_MISSES: Final = 7  # so often; then a task that is silent is looked at ever more rarely
 
 OnBeat = Callable[[str, Beat], None]
 
@@ -53,7 +54,8 @@ class _Seen:
 @dataclass(slots=True)
 class _Follow:
     on_beat: OnBeat
-    misses: int = 0
+    misses: int = 0  # looks in a row that found nothing new
+    fresh: bool = False  # the last beat was found right after a look that found none
     turn: int = 0  # the heap entry that counts; older ones are ignored
 
 
@@ -91,12 +93,15 @@ class LiveProgress:
 
     # Reading -------------------------------------------------------------------------------------
 
-    async def beat(self, task_id: str, *, attempt: int | None = None, want_fresh: bool = True) -> Beat | None:
+    async def beat(
+        self, task_id: str, *, attempt: int | None = None, want_fresh: bool = True, at_least: int = 0
+    ) -> Beat | None:
         """The task's beat, asked for when the last answer is older than `interval` and the budget allows.
 
-        `attempt` is the row's current one: a beat of another attempt is no beat. Waits half a second at most.
+        `attempt` is the row's current one: a beat of another attempt is none. `at_least`: somebody has seen
+        this attempt's beat of that number already, so an older one is not fresh. Waits half a second at most.
         """
-        if want_fresh and self._may_ask(task_id):
+        if want_fresh and self._may_ask(task_id, attempt, at_least):
             flight = self._launch(task_id)
             done, _ = await asyncio.wait({flight}, timeout=PATIENCE)
             if not done:
@@ -116,11 +121,12 @@ class LiveProgress:
         wanted = max(len(self._wanted), len(self._wanted_before), len(self._follows))
         return min(MAX_INTERVAL, max(MIN_INTERVAL, wanted / self._budget))
 
-    def _may_ask(self, task_id: str) -> bool:
+    def _may_ask(self, task_id: str, attempt: int | None, at_least: int) -> bool:
         now = self._clock()
         self._want(task_id, now)
-        seen = self._seen.get(task_id)
-        if seen is not None and now - seen.asked_at < self.interval:
+        seen, last = self._seen.get(task_id), self.last_seen(task_id, attempt)
+        behind = at_least > 0 and (last is None or last.seq < at_least)
+        if seen is not None and now - seen.asked_at < self.interval and not behind:
             return False
         if task_id in self._flights:
             return True
@@ -164,7 +170,10 @@ class LiveProgress:
         news = self._take(task_id, beat)
         follow = self._follows.get(task_id)
         if follow is not None:
-            follow.misses = 0 if news else follow.misses + 1
+            if news is not None:
+                follow.fresh, follow.misses = follow.misses > 0, 0
+            else:
+                follow.misses += 1
             self._schedule(task_id, follow, self._delay(follow))
             if news is not None:
                 follow.on_beat(task_id, news)
@@ -209,13 +218,13 @@ class LiveProgress:
 
     def _delay(self, follow: _Follow) -> float:
         """Seconds to the next look. With room in the budget the looks fall into step with the worker's beats:
-        a little before the next is due, then soon again, so that a beat is seen when it is fresh."""
+        a little before the next is due, then again and again, so that a beat is seen while it is fresh."""
         interval = self.interval
-        if len(self._follows) > self._budget / 2 or interval > MIN_INTERVAL:
+        if len(self._follows) > self._budget / 3 or interval > MIN_INTERVAL:
             return interval
         if follow.misses == 0:
-            return 0.9 * interval
-        return float(min(interval, _MISS * 2 ** min(follow.misses - 1, 5)))
+            return 0.85 * interval if follow.fresh else 0.5 * interval
+        return float(min(interval, _MISS * 2 ** max(0, min(follow.misses - _MISSES, 5))))
 
     async def _run(self) -> None:
         """Makes the calls that are due, oldest first, as the budget allows."""

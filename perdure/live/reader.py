@@ -109,7 +109,8 @@ class Reader:
 
     async def _look(self) -> Update | None:
         if not self._ready:
-            await self._hub.freshen(self._watch)  # the first update says all that can be known
+            told = self._cursor.seq if self._cursor and self._cursor.stage == self._stage() else 0
+            await self._hub.freshen(self._watch, beat=told)  # the first update says all that can be known
             self._ready = True
         story, last = self._watch.story, self._cursor
         if story is None:
@@ -126,6 +127,9 @@ class Reader:
             return None
         return self._now(story, last)
 
+    def _stage(self) -> int | None:
+        return self._watch.story.stage if self._watch.story else None
+
     def _retold(self, story: Story, last: Cursor) -> Update:
         """A move that lies behind. It is known by the attempts, not by a row: it has no change number."""
         self._shown = None
@@ -137,6 +141,8 @@ class Reader:
         same = last is not None and last.stage == story.stage
         before = last if last is not None and same else Cursor(story.stage)
         beat = story.beat(self._watch.beat)
+        if beat is not None and same and beat.seq < before.seq:
+            beat = None  # the watcher has seen a later one elsewhere
         place = self._watch.place if self._watch.waits else None
         seq = beat.seq if beat else place.seq if place else 0
         looks = (shown(beat), (place.info.position, place.info.reason) if place else None)
