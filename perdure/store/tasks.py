@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from perdure.store.cancel import Changes
-from perdure.store.feed import Feeds
 from perdure.store.reads import Lists, Reads
 from perdure.store.submit import Submits
+from perdure.store.watching import Watching
 from perdure.store.writes import Writes
 
 
-class TaskRepository(Submits, Reads, Lists, Feeds, Writes, Changes):
+class TaskRepository(Submits, Reads, Lists, Watching, Writes, Changes):
     """Every task read, and every write but the dispatcher's and the reconciler's.
 
-    submit.py   create, create_many
-    reads.py    get, by_id_any, list, summaries, older_than, count_by_state
-    feed.py     changes, feed, changed_since
-    writes.py   project, commit
-    cancel.py   request_cancel, cancel_where, set_priority, delete
+    submit.py     create, create_many
+    reads.py      get, by_id_any, list, summaries, older_than, count_by_state
+    watching.py   changes
+    writes.py     project, commit
+    cancel.py     request_cancel, cancel_where, set_priority, delete
     """

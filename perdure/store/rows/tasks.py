@@ -228,25 +228,3 @@ class Changes:
 
     rows: list[TaskRow]
     gone: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class FeedCursor:
-    """Where a feed stands: every transaction below `xmin` has been read. Opaque to callers.
-
-    While a long answer is read in pages, `page` is the last (xid, seq) given and `next_xmin` where the feed
-    stands after the last page.
-    """
-
-    xmin: int
-    page: tuple[int, int] | None = None
-    next_xmin: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Rows changed since the cursor, oldest change first; a row can come twice with the same `change_seq`."""
-
-    rows: list[TaskRow]
-    cursor: FeedCursor
-    more: bool
