@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from perdure.commands import register
+from perdure.endings import fail, leave, plain_errors, settings
 from perdure.key_commands import keys
 
 if TYPE_CHECKING:
     from perdure.embedded.plan import Options
-    from perdure.settings import WorkerSettings
-
-    _S = TypeVar("_S", bound=WorkerSettings)
 
 app = typer.Typer(
     name="perdure",
@@ -68,66 +63,6 @@ def main() -> NoReturn:
     except SystemExit as ended:
         code = ended.code
     leave(code)
-
-
-def leave(code: object) -> NoReturn:
-    """Ends the process. With the Temporal SDK loaded, without tearing the interpreter down.
-
-    Threads of the SDK's core may call into an interpreter that is going away, which aborts the process (seen
-    after a connect that failed). What is registered to run at exit runs.
-    """
-    if isinstance(code, str):
-        print(code, file=sys.stderr)
-        code = 1
-    if "temporalio.bridge.temporal_sdk_bridge" not in sys.modules:
-        raise SystemExit(code)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):  # closed by the other side
-            pass
-    os._exit(code if isinstance(code, int) else 0)
-
-
-def fail(message: object, code: int = 2) -> NoReturn:
-    """Ends with one line on stderr. Code 2 is a mistake in the configuration, 1 a fault of the moment."""
-    print(f"perdure: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(code)
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Turns what a user can mend into one line and an exit code, with no traceback."""
-    from perdure.codec import PayloadKeyError
-    from perdure.models import CatalogueError
-    from perdure.store.errors import StoreError
-    from perdure.temporal import EngineUnavailable
-
-    try:
-        yield
-    except (CatalogueError, PayloadKeyError) as error:
-        fail(error)
-    except (StoreError, EngineUnavailable) as error:
-        fail(error, code=1)
-
-
-def settings(kind: type[_S]) -> _S:
-    """Settings from the environment; a mistake ends the command."""
-    from pydantic import ValidationError
-
-    try:
-        return kind()
-    except ValidationError as error:
-        fail("; ".join(f"{_variable(e['loc'])}: {_reason(e)}" for e in error.errors()))
-
-
-def _variable(place: tuple[int | str, ...]) -> str:
-    return f"PERDURE_{str(place[0]).upper()}" if place else "settings"
-
-
-def _reason(error: Any) -> str:
-    return "is not set" if error["type"] == "missing" else str(error["msg"])
 
 
 # The local stack ------------------------------------------------------------------------------------
@@ -226,7 +161,12 @@ def api() -> None:
 
     chosen = settings(ApiSettings)
     with plain_errors():
-        serve(chosen)
+        try:
+            serve(chosen)
+        except ValueError as error:
+            if type(error) is ValueError:  # names the setting, says the API
+                fail(error)
+            raise
 
 
 @worker.command("control")
@@ -279,12 +219,20 @@ def worker_gpu(
 # Administration -------------------------------------------------------------------------------------
 @models.command("check")
 def models_check(
-    file: Annotated[Path | None, typer.Argument(help="models.toml; PERDURE_MODELS otherwise.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A model of models.toml; all where not given.")
+    ] = None,
+    models_file: Annotated[
+        Path | None,
+        typer.Option("--models", metavar="FILE", help="models.toml; PERDURE_MODELS otherwise."),
+    ] = None,
 ) -> None:
-    """Try every model once: is it there, does it stream, does it continue a text."""
+    """Ask a model server what it can do, and print the lines of models.toml that fit."""
     from perdure.llm.check import main as check
 
-    raise SystemExit(check(file))
+    with plain_errors():
+        code = check(name, models_file)
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def create(
     days: Annotated[float | None, typer.Option("--days", min=0.001, help="Expires after so long.")] = None,
 ) -> None:
     """Make a key and show it, this once."""
-    from perdure.cli import fail
+    from perdure.endings import fail
     from perdure.keys import DEFAULT_SCOPES, create_key
 
     expires = None if days is None else timedelta(days=days)
@@ -63,7 +63,7 @@ def list_(user: Annotated[str | None, typer.Argument(help="One user's keys only.
 @keys.command()
 def revoke(key_id: Annotated[str, typer.Argument(metavar="KEY_ID")]) -> None:
     """Revoke a key for good."""
-    from perdure.cli import fail
+    from perdure.endings import fail
     from perdure.keys import revoke_key
 
     try:
@@ -79,7 +79,7 @@ def _day(moment: datetime | None) -> str:
 
 def _with_store(use: Callable[[Store], Awaitable[_T]]) -> _T:
     """Runs one call on a store of its own."""
-    from perdure.cli import plain_errors, settings
+    from perdure.endings import plain_errors, settings
     from perdure.settings import DatabaseSettings
     from perdure.store.engine import Store, make_engine
 

@@ -94,3 +94,29 @@ def test_every_command_has_help() -> None:
     listed = perdure("--help").stdout
     for command in ("dev", "demo", "doctor", "migrate", "api", "worker", "keys", "models", "submit", "watch"):
         assert f"  {command} " in listed
+
+
+def test_errors_a_user_can_mend_have_codes_and_bugs_have_none() -> None:
+    from api.auth import UnsafeAuth
+    from perdure.endings import exit_code
+    from perdure.models import CatalogueError
+    from perdure.store.errors import StoreUnavailable
+    from perdure.temporal import EngineUnavailable
+
+    assert exit_code(CatalogueError("x")) == exit_code(UnsafeAuth("x")) == 2
+    assert exit_code(ExceptionGroup("g", [ExceptionGroup("h", [CatalogueError("x")])])) == 2
+    assert exit_code(StoreUnavailable("x")) == exit_code(EngineUnavailable("x")) == 1
+    assert exit_code(ValueError("x")) is None
+    assert exit_code(KeyError("x")) is None
+
+
+def test_api_without_keys_stays_on_loopback() -> None:
+    done = perdure(
+        "api",
+        PERDURE_DATABASE_URL="postgresql://a@127.0.0.1:1/a",
+        PERDURE_AUTH="none",
+        PERDURE_HOST="0.0.0.0",
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("perdure: ")
+    assert "Traceback" not in done.stderr
