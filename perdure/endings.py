@@ -43,7 +43,7 @@ def fail(message: object, code: int = 2) -> NoReturn:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turns what a user can mend into one line and an exit code. The rest is a bug and keeps its traceback."""
+    """Turns what a user can mend into one line and an exit code. The rest is a bug, with its traceback."""
     try:
         yield
     except Exception as error:

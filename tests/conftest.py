@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.support.postgres", "tests.support.temporal"]
+pytest_plugins = ["tests.support.machine", "tests.support.postgres", "tests.support.temporal"]
