@@ -85,17 +85,23 @@ class Hub:
         return await self._wait(task_id, seconds, lambda watch: watch.settled)
 
     async def wait_change(
-        self, task_id: str, version: int, seconds: float, *, beat: tuple[int, int] | None = None
+        self,
+        task_id: str,
+        version: int,
+        seconds: float,
+        *,
+        change_seq: int | None = None,
+        beat: tuple[int, int] | None = None,
     ) -> TaskRow | None:
-        """The task's row once its version is not `version`, or once a beat newer than `beat` (attempt, seq)
-        was seen where that is given. None as in `wait_final`."""
+        """The task's row once its version is not `version`, its change number not `change_seq`, or a newer
+        beat than `beat` (attempt, seq) was seen; the last two where they are given. None as in `wait_final`."""
 
         def news(watch: Watch) -> bool:
             if watch.story is None:
                 return watch.gone
-            seen = watch.story.beat(watch.beat)
+            seen, row = watch.story.beat(watch.beat), watch.story.row
             fresh = beat is not None and seen is not None and (seen.attempt, seen.seq) > beat
-            return fresh or watch.story.row.version != version
+            return fresh or row.version != version or row.change_seq != (change_seq or row.change_seq)
 
         return await self._wait(task_id, seconds, news, beats=beat is not None)
 

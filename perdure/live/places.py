@@ -25,6 +25,7 @@ class Places:
     def __init__(self, queues: Queues, clock: Callable[[], float]) -> None:
         self._queues = queues
         self._clock = clock
+        self._today: Callable[[], datetime] = lambda: datetime.now(UTC)
         self._started_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
@@ -61,7 +62,7 @@ class Places:
             return False
         if info is None or watch.story is None or watch.story.stage != story.stage:
             return False
-        waited = (datetime.now(UTC) - story.row.created_at).total_seconds()
+        waited = (self._today() - story.row.created_at).total_seconds()
         watch.place = Place(info, max(0, int(waited // WAIT_STEP)))
         return before is None or (before.info.position, before.info.reason) != (info.position, info.reason)
 

@@ -108,10 +108,7 @@ class Reader:
         self._waiter.wake.set()
 
     async def _look(self) -> Update | None:
-        if not self._ready:
-            told = self._cursor.seq if self._cursor and self._cursor.stage == self._stage() else 0
-            await self._hub.freshen(self._watch, beat=told)  # the first update says all that can be known
-            self._ready = True
+        await self._prepare()
         story, last = self._watch.story, self._cursor
         if story is None:
             return None
@@ -127,8 +124,14 @@ class Reader:
             return None
         return self._now(story, last)
 
-    def _stage(self) -> int | None:
-        return self._watch.story.stage if self._watch.story else None
+    async def _prepare(self) -> None:
+        """The first update says all that can be known, and so does the first of a task that waits."""
+        here = self._watch.story.stage if self._watch.story else None
+        moved = self._cursor is None or self._cursor.stage != here
+        if not self._ready or (moved and self._watch.waits and self._watch.place is None):
+            told = 0 if self._cursor is None or moved else self._cursor.seq
+            await self._hub.freshen(self._watch, beat=told)
+            self._ready = True
 
     def _retold(self, story: Story, last: Cursor) -> Update:
         """A move that lies behind. It is known by the attempts, not by a row: it has no change number."""
