@@ -94,7 +94,7 @@ class Hub:
         beat: tuple[int, int] | None = None,
     ) -> TaskRow | None:
         """The task's row once its version is not `version`, its change number not `change_seq`, or a newer
-        beat than `beat` (attempt, seq) was seen; the last two where they are given. None as in `wait_final`."""
+        beat than `beat` (attempt, seq) was seen; the last two where given. None as in `wait_final`."""
 
         def news(watch: Watch) -> bool:
             if watch.story is None:
