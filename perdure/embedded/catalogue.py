@@ -19,12 +19,12 @@ API_KEY_ENV = "PERDURE_MODEL_API_KEY"
 
 
 def builtin_models(
-    *, base_url: str | None, served_model: str | None = None, foreign: bool = False
+    *, base_url: str | None, served_model: str | None = None, foreign: bool = False, key: bool = False
 ) -> dict[str, Any]:
     """The content of models.toml with the small model at `base_url`; without it when that is None.
 
     `foreign`: not the embedded server. What is only known of that one (context size, how it continues a text)
-    then falls away, and PERDURE_MODEL_API_KEY is sent when it is set.
+    then falls away; with `key` the GPU worker sends PERDURE_MODEL_API_KEY.
     """
     content = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
     if base_url is None:
@@ -35,7 +35,8 @@ def builtin_models(
     if foreign:
         for key in ("context_tokens", "resume"):
             model.pop(key, None)
-        model["api_key_env"] = API_KEY_ENV
+        if key:
+            model["api_key_env"] = API_KEY_ENV
         model["served_model"] = served_model or EMBEDDED_MODEL
     return content
 

@@ -128,7 +128,10 @@ class Stack:
             self._models = self.data.root / "models.toml"
             served = await self._served_model()
             content = catalogue.builtin_models(
-                base_url=self._model_url, served_model=served, foreign=not self.options.embedded_model
+                base_url=self._model_url,
+                served_model=served,
+                foreign=not self.options.embedded_model,
+                key=catalogue.API_KEY_ENV in self._environ,
             )
             head = "Written by `perdure dev` at each start. To change it, give a copy of it with --models."
             self._models.write_text(catalogue.to_toml(content, head), encoding="utf-8")

@@ -104,8 +104,10 @@ def test_without_a_model_only_the_simulated_one_is_left() -> None:
 def test_another_server_keeps_the_model_id_and_loses_what_is_only_known_of_ours() -> None:
     content = catalogue.builtin_models(base_url="http://gpu/v1", served_model="org/big", foreign=True)
     model = parse_catalogue(catalogue.to_toml(content)).models["smollm2-135m"]
+    assert model.api_key_env is None
     assert (model.served_model, model.resume, model.context_tokens) == ("org/big", "none", None)
-    assert model.api_key_env == "PERDURE_MODEL_API_KEY"
+    with_key = catalogue.builtin_models(base_url="http://gpu/v1", foreign=True, key=True)
+    assert with_key["models"]["smollm2-135m"]["api_key_env"] == "PERDURE_MODEL_API_KEY"
 
 
 @pytest.mark.parametrize(
