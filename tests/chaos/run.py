@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import asyncpg
 
@@ -93,6 +96,10 @@ async def chaos(
         verdict.figures["faults of the model server"] = model.faults
         await _slots(verdict, load)
         verdict.check("model connections left open", model.server.open)
+        if verdict.broken:
+            kept = Path(tempfile.mkdtemp(prefix=f"perdure-chaos-{seed}-"))
+            shutil.copytree(running.data / "logs", kept, dirs_exist_ok=True)
+            say(f"the logs of the broken run are kept in {kept}")
         return Report(attack.strikes, verdict)
 
 
@@ -133,7 +140,7 @@ class _Watch:
 
     async def run(self) -> None:
         while True:
-            with contextlib.suppress(OSError, asyncpg.PostgresError, TimeoutError):
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
                 connection = await asyncpg.connect(self._database, timeout=3, command_timeout=3)
                 try:
                     while True:

@@ -66,7 +66,7 @@ async def settled(database_url: str, load: Load, seconds: float) -> float:
                 await connection.close()
             if not open_rows and not waiting:
                 break
-        except (OSError, asyncpg.PostgresError):
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             pass
         await asyncio.sleep(0.5)
     return time.monotonic() - began
@@ -94,6 +94,7 @@ async def judge(
     figures["refused for the moment (503) and tried again"] = load.refused_for_now
     figures.update({f"final {s}": sum(r["status"] == s for r in rows.values()) for s in FINAL})
     _judge_tasks(verdict, load, rows)
+    verdict.check("answers that no caller should see", load.odd)
     _judge_writes(verdict, finals)
     _judge_callbacks(verdict, load, rows, deliveries, receiver, secret)
     figures["tokens made"] = sum(r["completion_tokens"] or 0 for r in rows.values())
