@@ -156,6 +156,7 @@ class Repository:
 
 FAULTS: Final = (
     sqlalchemy.exc.SQLAlchemyError,
+    dialect.AsyncAdapt_asyncpg_dbapi.Error,  # what the pool raises when the server refuses a connection
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     OSError,  # refused, reset, name not found; TimeoutError is one too
@@ -182,7 +183,9 @@ def store_error(error: BaseException) -> StoreError:
     if isinstance(error, StoreError):
         return error
     if isinstance(error, sqlalchemy.exc.DBAPIError) and error.orig is not None:
-        error = error.orig.__cause__ or error.orig  # migrations run through SQLAlchemy, which wraps
+        error = error.orig  # migrations run through SQLAlchemy, which wraps
+    if isinstance(error, dialect.AsyncAdapt_asyncpg_dbapi.Error) and error.__cause__ is not None:
+        error = error.__cause__
     if isinstance(error, asyncpg.PostgresError):
         return _by_state(error.sqlstate or "", error)
     if isinstance(error, ValueError | TypeError | OverflowError):  # the driver's: no value of that type
