@@ -99,6 +99,7 @@ class Receiver:
         self.script = script
         self.requests: list[Request] = []
         self.connections = 0
+        self.answered = 0  # replies played to their end
         self.host = host
         self.port = 0
         self._tls = tls
@@ -151,6 +152,7 @@ class Receiver:
                 self.requests.append(request)
                 self._changed.set()
                 await self._play(self._reply(request, len(self.requests)), writer)
+                self.answered += 1
         finally:
             writer.close()
             with contextlib.suppress(OSError, ssl.SSLError, asyncio.CancelledError):

@@ -111,6 +111,13 @@ async def test_a_socket_that_ends_up_elsewhere_is_closed_before_a_byte_is_sent()
         assert receiver.requests == []
 
 
+async def test_the_peer_must_be_the_address_that_was_asked_even_where_both_are_open() -> None:
+    async with Receiver() as receiver:
+        transport = guarded_transport(LOOPBACK, Names(["127.0.0.2"]), opener=Opener(elsewhere="127.0.0.1"))
+        assert await refusal(transport, receiver.url(host="receiver.example")) == "address-not-allowed"
+        assert receiver.requests == []
+
+
 async def test_ports_are_checked_at_the_socket_too() -> None:
     transport = guarded_transport(GuardPolicy(http=True), Names(["8.8.8.8"]), opener=Opener())
     assert await refusal(transport, "http://receiver.example:25/") == "port-not-allowed"
