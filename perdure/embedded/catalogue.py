@@ -33,8 +33,8 @@ def builtin_models(
     model = content["models"][EMBEDDED_MODEL]
     model["base_url"] = base_url
     if foreign:
-        for key in ("context_tokens", "resume"):
-            model.pop(key, None)
+        for known in ("context_tokens", "resume"):
+            model.pop(known, None)
         if key:
             model["api_key_env"] = API_KEY_ENV
         model["served_model"] = served_model or EMBEDDED_MODEL
