@@ -363,10 +363,7 @@ async def test_a_slow_receiver_does_not_delay_another_in_the_quick_tries(
         assert len(slow.requests) == 16
         await slow.stop()
         kinds = [one.kind for one in await asyncio.gather(*tries)]
-    assert (kinds.count("again"), kinds.count("left")) == (
-        16,
-        24,
-    )  # the others are back in the table, uncounted
+    assert (kinds.count("again"), kinds.count("left")) == (16, 24)  # the others are in the table, uncounted
 
 
 async def test_closing_waits_for_the_tries_in_flight(
