@@ -16,13 +16,29 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from bench import rows_submit, rows_throughput
+from bench import (
+    rows_cancel,
+    rows_faults,
+    rows_latency,
+    rows_priority,
+    rows_slots,
+    rows_submit,
+    rows_throughput,
+)
 from bench.case import Case
 from bench.ground import Ground
 from bench.stack import StackDidNotStart, tree_cpu
 from bench.table import Row, render
 
-CASES: list[Case] = [*rows_submit.CASES, *rows_throughput.CASES]
+CASES: list[Case] = [
+    *rows_submit.CASES,
+    *rows_throughput.CASES,
+    *rows_latency.CASES,
+    *rows_slots.CASES,
+    *rows_priority.CASES,
+    *rows_faults.CASES,
+    *rows_cancel.CASES,
+]
 _NOTES = """\
 Generators, receiver and model server run on the same cores as what they measure. "bare Temporal" is a
 workflow of three activities (model, row, webhook) in processes of its own, unsandboxed, on the same Temporal

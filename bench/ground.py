@@ -17,7 +17,7 @@ from bench.servers import ModelServer, Receiver
 from bench.stack import Stack
 
 _BULK = 500
-_OPEN = ("PENDING", "QUEUED", "PROCESSING")
+OPEN = ("PENDING", "QUEUED", "PROCESSING")
 _COLUMNS = (
     "task_id, status, priority, metadata, extract(epoch FROM created_at)::float8 AS created,"
     " extract(epoch FROM started_at)::float8 AS started,"
@@ -152,7 +152,7 @@ class Ground:
     async def ended(self, user: str, *, seconds: float, every: float = 0.05) -> float:
         """Waits until none of a user's tasks is open; the time (perf_counter) when that was seen."""
         end = time.perf_counter() + seconds
-        while left := await self.count(user, *_OPEN):
+        while left := await self.count(user, *OPEN):
             if time.perf_counter() > end:
                 raise TimeoutError(f"{left} tasks of {user} are not final after {seconds:.0f} s")
             await asyncio.sleep(every)
@@ -175,7 +175,8 @@ class Ground:
 
 def lasting(model: str, user: str, seconds: float, priority: str = "NORMAL") -> dict[str, Any]:
     """The body of a task that takes so long on a simulated model; 0 is no work at all."""
-    params = {"tokens": 1, "tokens_per_second": 1 / seconds} if seconds else {"tokens": 0}
+    tokens = max(1, int(seconds)) if seconds else 0
+    params = {"tokens": tokens, "tokens_per_second": tokens / seconds} if seconds else {"tokens": 0}
     return {"model_id": model, "params": params, "user_id": user, "priority": priority}
 
 

@@ -71,6 +71,10 @@ class Receiver:
             found.setdefault(str(orjson.loads(body)["task_id"]), at)
         return found
 
+    def bodies(self, label: str) -> list[tuple[float, bytes]]:
+        """Every callback at a label, with when it came."""
+        return list(self._came[label])
+
     def count(self, label: str) -> int:
         return len(self._came[label])
 
