@@ -29,7 +29,7 @@ from perdure.callback.secrets import CallbackSecrets, SecretsUnavailable
 from perdure.callback.sender import Sender
 from perdure.callback.sign import signed_headers
 from perdure.observability.metrics import Metrics
-from perdure.observability.traces import current_traceparent, span, task_traceparent
+from perdure.observability.traces import current_traceparent, span, task_traceparent, trace_id_of
 from perdure.store.engine import Store
 from perdure.store.errors import StoreError, StoreUnavailable
 from perdure.store.rows import DeliveryClaim, DeliveryState, NewTry
@@ -279,4 +279,5 @@ def _about(claim: DeliveryClaim) -> dict[str, object]:
         "delivery_id": claim.delivery_id,
         "task_id": claim.task_id,
         "receiver": origin_of(claim.url),
+        "trace_id": trace_id_of(claim.traceparent),
     }

@@ -61,6 +61,11 @@ def valid_traceparent(text: str | None) -> str | None:
     return text if found and int(found[1], 16) and int(found[2], 16) else None
 
 
+def trace_id_of(traceparent: str | None) -> str | None:
+    """The trace's id, for a log line that is written outside its spans."""
+    return traceparent[3:35] if valid_traceparent(traceparent) and traceparent else None
+
+
 def current_traceparent() -> str | None:
     """What to hand on (header, row, Temporal input): the innermost open span, or the caller's own."""
     return _current.get()
