@@ -189,7 +189,7 @@ class Hub:
             found = await self.live.beat(watch.task_id, attempt=story.attempt, at_least=beat)
             if found is not None and (watch.beat is None or watch.beat.attempt < found.attempt):
                 watch.beat = found
-        elif self._places and self._clock() - watch.placed_at >= WAIT_STEP:
+        elif self._places and (watch.place is None or self._clock() - watch.placed_at >= WAIT_STEP):
             await self._places.read(watch)
 
     # Looking -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Places:
         self._today: Callable[[], datetime] = lambda: datetime.now(UTC)
         self._started_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
+        self._reads: dict[Watch, asyncio.Task[bool]] = {}
 
     def start(self, watches: Iterable[Watch]) -> None:
         """Reads the places that were not read for longest, in the background, once a second."""
@@ -50,7 +51,14 @@ class Places:
                 watch.wake(beat=True)
 
     async def read(self, watch: Watch) -> bool:
-        """Reads where a waiting task stands. True when that is news."""
+        """Reads where a waiting task stands, once for all who ask at that time. True when that is news."""
+        reading = self._reads.get(watch)
+        if reading is None:
+            reading = self._reads[watch] = asyncio.create_task(self._read(watch))
+            reading.add_done_callback(lambda _: self._reads.pop(watch, None))
+        return await asyncio.shield(reading)
+
+    async def _read(self, watch: Watch) -> bool:
         story, before = watch.story, watch.place
         if story is None:
             return False
@@ -67,6 +75,7 @@ class Places:
         return before is None or (before.info.position, before.info.reason) != (info.position, info.reason)
 
     async def aclose(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._reads.values(), *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

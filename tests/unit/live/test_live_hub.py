@@ -237,6 +237,7 @@ class Figures:
 
     async def ahead(self, principal: Principal, task_id: str, at_most: int = 0) -> int | None:
         self.asked += 1
+        await asyncio.sleep(0.002)
         if self.down:
             raise StoreUnavailable("down")
         return self.place
@@ -293,6 +294,24 @@ def test_a_waiting_task_tells_its_place_when_that_changes() -> None:
             assert third is not None
             assert third.row.status is Status.QUEUED
             assert third.queue is not None, "a task that begins to wait says where"
+        await hub.aclose()
+
+    run(main)
+
+
+def test_all_who_begin_to_watch_at_once_are_told_the_place() -> None:
+    async def main() -> None:
+        world, figures = World(), Figures()
+        hub = Hub(world, world, queues=Queues(figures, figures, clock=clock), clock=clock)
+        task = ScriptedTask(world)
+
+        async def first() -> object:
+            with hub.watch(task.task_id, row=task.row, beats=True) as waiter:
+                update = await Reader(hub, waiter, None, partial=False).next(1)
+                return update and update.queue and update.queue.position
+
+        assert await asyncio.gather(*(first() for _ in range(30))) == [4] * 30
+        assert figures.asked == 1
         await hub.aclose()
 
     run(main)
