@@ -45,17 +45,17 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 _TEMPORAL: Final = frozenset({"temporal_workflow", "temporal_activity", "temporal_log"})
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MAX_EXCEPTION: Final = 32_768  # characters of a traceback
-# Loggers that write full URLs, statements with their values, or payloads below WARNING.
-_QUIET: Final = (
-    "httpx",
-    "httpcore",
-    "sqlalchemy.engine",
-    "sqlalchemy.pool",
-    "asyncio",
-    "hpack",
-    "urllib3",
-    "opentelemetry",
-)
+# Loggers that write full URLs, statements with their values, or payloads below these levels.
+_QUIET: Final = {
+    "httpx": logging.WARNING,
+    "httpcore": logging.WARNING,
+    "sqlalchemy.engine": logging.WARNING,
+    "sqlalchemy.pool": logging.WARNING,
+    "asyncio": logging.WARNING,
+    "urllib3": logging.WARNING,
+    "opentelemetry": logging.WARNING,
+    "temporalio": logging.INFO,  # its worker writes whole results at DEBUG
+}
 # Their per-event lines are our own, better ones.
 _OFF: Final = ("uvicorn.access",)
 
@@ -97,8 +97,10 @@ def setup_logging(settings: WorkerSettings, process: str, *, stream: TextIO | No
             root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(settings.log_level)
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, least in _QUIET.items():
+        logging.getLogger(name).setLevel(max(least, root.level))
+    for name in ("temporalio.activity", "temporalio.workflow"):  # our own lines, through the SDK's loggers
+        logging.getLogger(name).setLevel(root.level)
     for name in _OFF:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     for name in ("uvicorn", "uvicorn.error"):  # uvicorn's own handlers would write a second, plain line

@@ -25,9 +25,16 @@ CANARY = "L0gC4n4ryWm9"
 def stream() -> Iterator[io.StringIO]:
     """Where our handler writes; the process's logging is put back afterwards."""
     root, hook = logging.getLogger(), sys.excepthook
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
+    known = [root, *(one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
+    levels = [(one, one.level) for one in known]
     yield io.StringIO()
-    root.handlers[:], root.level = handlers, level
+    for one in root.manager.loggerDict.values():
+        if isinstance(one, logging.Logger):
+            one.setLevel(logging.NOTSET)  # those that the test made
+    for one, level in levels:
+        one.setLevel(level)
+    root.handlers[:] = handlers
     sys.excepthook = hook
     logging.captureWarnings(False)
 
@@ -136,6 +143,16 @@ def test_libraries_that_log_urls_and_statements_are_quiet_at_debug(stream: io.St
     setup_logging(WorkerSettings(log_level="DEBUG"), "api", stream=stream)
     for name in ("httpx", "httpcore.connection", "sqlalchemy.engine.Engine", "uvicorn.access"):
         logging.getLogger(name).info("GET https://h/secret")
+    logging.getLogger("temporalio.worker._activity").debug("Completing activity with completion: text")
+    assert lines(stream) == []
+    logging.getLogger("temporalio.activity").debug("ours")
+    assert len(lines(stream)) == 1
+
+
+def test_a_quiet_library_is_no_louder_than_the_level_asks(stream: io.StringIO) -> None:
+    setup_logging(WorkerSettings(log_level="ERROR"), "api", stream=stream)
+    for name in ("httpx", "temporalio.client", "asyncio"):
+        logging.getLogger(name).warning("noise")
     assert lines(stream) == []
 
 
