@@ -56,9 +56,13 @@ async def attempt(
     checkpoint: Beat | None = None,
     max_output_bytes: int = 1024 * 1024,
     stop_after: int | None = None,
+    into: list[Told] | None = None,
 ) -> Told:
-    """One attempt to its end. `stop_after`: the generator is closed after that many deltas."""
+    """One attempt to its end. `stop_after`: the generator is closed after that many deltas. `into` holds what
+    it tells from the start, for somebody who watches."""
     told = Told(Track(number, checkpoint, max_output_bytes))
+    if into is not None:
+        into.append(told)
     job = Job(
         task_id="task_" + "0" * 32,
         attempt=number,
