@@ -102,11 +102,13 @@ class DeliveryRepository(Repository):
             if not rows:
                 return None
             state, user, origin = rows[0]
-            if verdict == "dead":
-                await _suspend_if_failing(unit, user, origin)
+            await _suspend_if_failing(unit, user, origin)
             return state  # type: ignore[no-any-return]
 
-        return await self._unit(work)
+        if verdict == "dead":
+            return await self._unit(work)
+        rows = await self._one(q.RECORD, **values)  # one statement, one round trip
+        return rows[0][0] if rows else None
 
     async def list_for_task(self, principal: Principal, task_id: str) -> list[DeliveryRow] | None:
         """Deliveries of a task with their tries, or None when the task is not the principal's."""
