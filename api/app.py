@@ -155,8 +155,11 @@ async def _keep_dispatching(dispatcher: Dispatcher) -> None:
 
 
 async def _stop(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    """Cancels until it ends: a cancel that meets a driver's own clean-up, or the end of what is awaited, can
+    come out as another error, or as none."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.5)
 
 
 def _secret_key(settings: ApiSettings) -> bytes | None:

@@ -56,19 +56,14 @@ def marks_of(endpoint: Callable[..., Any]) -> tuple[str | None, int]:
 
 
 class _StrictRequest(Request):
-    """A request whose body was read already; `json` reads it strictly."""
+    """A request whose body was read and parsed already."""
 
-    def __init__(self, request: Request, body: bytes) -> None:
+    def __init__(self, request: Request, body: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
         self._body = body
-        self._value: Any = None
-        self._parsed = False
+        self._value = value
 
     async def json(self) -> Any:
-        if not self._parsed:
-            big = len(self._body) > _THREAD_FROM
-            self._value = await asyncio.to_thread(read_json, self._body) if big else read_json(self._body)
-            self._parsed = True
         return self._value
 
 
@@ -91,7 +86,12 @@ class StrictRoute(APIRoute):
             body = await _read_body(request, limit)
             if not body and body_needed:
                 raise Problem(400, "malformed-json", "The body is empty; a JSON object is needed.")
-            return await inner(_StrictRequest(request, body))
+            value = None
+            if body:  # here, not in `json`: FastAPI would bury what that raises
+                value = (
+                    await asyncio.to_thread(read_json, body) if len(body) > _THREAD_FROM else read_json(body)
+                )
+            return await inner(_StrictRequest(request, body, value))
 
         return handle
 

@@ -1,62 +1,20 @@
 """The API on a real Postgres, with Temporal down: submits are kept and nothing starts.
 
 Fixtures: `api` (no keys, user dev), `keyed` (keys), both through ASGI without a socket; `served`, the same as
-`keyed` behind uvicorn on a real port.
+`keyed` behind uvicorn on a real port; `settings`, for `running_app` and `serving_app` with other settings.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from fastapi import FastAPI
 from pydantic import SecretStr
 
-from api.app import create_app
-from api.deps import Resources
-from api.server import listen, serve_until_stopped
-from perdure.keys import DEFAULT_SCOPES, create_key
 from perdure.settings import ApiSettings
 from perdure.store import Store
-
-MODELS = """
-[pools.local]
-slots = 2
-
-[pools.narrow]
-max_waiting = { LOW = 2, NORMAL = 4 }
-
-[models.chat]
-pool = "local"
-base_url = "http://127.0.0.1:9/v1"
-max_input_bytes = 1000000
-deadline_seconds = 86400
-
-[models.small]
-pool = "local"
-base_url = "http://127.0.0.1:9/v1"
-max_input_bytes = 200
-max_tokens = 100
-
-[models.simulated]
-pool = "local"
-executor = "simulated"
-
-[models."narrow:1"]
-pool = "narrow"
-executor = "simulated"
-"""
-CHAT = {"model_id": "chat", "params": {"messages": [{"role": "user", "content": "hi"}]}}
-SIMULATED: dict[str, Any] = {"model_id": "simulated", "params": {}}
-LATER = "2027-06-01T00:00:00Z"  # a task that no dispatcher looks at
+from tests.integration.api.harness import MODELS, Api, running_app, serving_app
 
 
 @pytest.fixture(autouse=True)
@@ -80,77 +38,17 @@ def settings(database_url: str, tmp_path: Path) -> ApiSettings:
     )
 
 
-@dataclass
-class Api:
-    """A running app. `client` sends as the first key, or as dev."""
-
-    client: httpx.AsyncClient
-    settings: ApiSettings
-    store: Store
-    app: FastAPI | None = None
-    tokens: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def resources(self) -> Resources:
-        assert self.app is not None
-        found: Resources = self.app.state.resources
-        return found
-
-    async def key(
-        self, user: str, scopes: Sequence[str] = DEFAULT_SCOPES, *, act_as: bool = False
-    ) -> dict[str, str]:
-        """The headers of a fresh key."""
-        _, token = await create_key(self.store, user, scopes, act_as=act_as)
-        return {"Authorization": f"Bearer {token}"}
-
-    async def submit(self, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
-        """A task that is kept."""
-        reply = await self.client.post("/v1/tasks", json={**SIMULATED, **more}, headers=headers or {})
-        assert reply.status_code == 202, reply.text
-        task: dict[str, Any] = reply.json()
-        return task
-
-
-@asynccontextmanager
-async def running(settings: ApiSettings, store: Store) -> AsyncIterator[Api]:
-    """The app with its lifespan, without a socket."""
-    app = create_app(settings)
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            yield Api(client, settings, store, app)
-
-
-@asynccontextmanager
-async def serving(settings: ApiSettings, store: Store) -> AsyncIterator[Api]:
-    """The app behind uvicorn; ends by SIGTERM, as an operator ends it."""
-    started = asyncio.Event()
-    socket = listen(settings.host, 0)
-    port = socket.getsockname()[1]
-    server = asyncio.create_task(serve_until_stopped(settings, listening=socket, started=started))
-    waiting = asyncio.create_task(started.wait())
-    await asyncio.wait({server, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            yield Api(client, settings, store)
-    finally:
-        waiting.cancel()
-        if not server.done():
-            os.kill(os.getpid(), signal.SIGTERM)
-        await server
-
-
 @pytest.fixture
 async def api(settings: ApiSettings, store: Store) -> AsyncIterator[Api]:
     """Without keys: one user, dev, who may do everything."""
-    async with running(settings, store) as one:
+    async with running_app(settings, store) as one:
         yield one
 
 
 @pytest.fixture
 async def keyed(settings: ApiSettings, store: Store) -> AsyncIterator[Api]:
     """With keys; the client sends as alice."""
-    async with running(settings.model_copy(update={"auth": "keys"}), store) as one:
+    async with running_app(settings.model_copy(update={"auth": "keys"}), store) as one:
         one.client.headers.update(await one.key("alice"))
         yield one
 
@@ -158,6 +56,6 @@ async def keyed(settings: ApiSettings, store: Store) -> AsyncIterator[Api]:
 @pytest.fixture
 async def served(settings: ApiSettings, store: Store) -> AsyncIterator[Api]:
     """With keys, on a real port; the client sends as alice."""
-    async with serving(settings.model_copy(update={"auth": "keys"}), store) as one:
+    async with serving_app(settings.model_copy(update={"auth": "keys"}), store) as one:
         one.client.headers.update(await one.key("alice"))
         yield one
