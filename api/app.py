@@ -77,7 +77,7 @@ def _others() -> list[Any]:
     import importlib
 
     found = []
-    for name in ("api.events", "api.callbacks"):
+    for name in ("api.events", "api.callbacks", "api.callback_secrets"):
         try:
             found.append(importlib.import_module(name))
         except ModuleNotFoundError as error:
