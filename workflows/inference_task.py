@@ -117,9 +117,8 @@ class InferenceTask:
         writer = asyncio.create_task(keep_row(self.life, self._written, self._upsert_status))
         end = await self._attempts()
         self.life.finish(end)
-        writer.cancel()
-        await workflow.wait([writer])
         receipt = await self._commit()
+        await writer  # it ends with the task; at most its last local activity is under way
         if receipt.delivery_id:
             await self._deliver(receipt.delivery_id)
         self._tell(None)

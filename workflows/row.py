@@ -20,17 +20,19 @@ _AT_ONCE = timedelta(milliseconds=500)  # a local activity holds back the other 
 
 
 async def keep_row(life: Lifecycle, written: int, before_write: Callable[[], None]) -> None:
-    """Writes each new projection until it is cancelled. Never raises for a store that does not answer.
+    """Writes each new projection until the task is final; the end itself is committed elsewhere.
 
     First a short local try; where that fails, one ordinary activity in the background brings the projection
-    until it lands or a later one replaces it.
+    until it lands or a later one replaces it. Never raises for a store that does not answer.
     """
 
     def is_newer() -> bool:
-        return life.version > written
+        return life.status.final or life.version > written
 
     while True:
         await workflow.wait_condition(is_newer)
+        if life.status.final:
+            return
         projection = life.project()
         before_write()
         try:
@@ -55,9 +57,10 @@ async def _record_until_replaced(life: Lifecycle, projection: Projection) -> Non
         retry_policy=UNTIL_DONE,
         summary=f"row: {projection.status}",
     )
-    try:
-        await workflow.wait_condition(lambda: handle.done() or life.version > projection.version)
-        if handle.done():
-            await handle
-    finally:
+    await workflow.wait_condition(lambda: handle.done() or life.version > projection.version)
+    if not handle.done():
         handle.cancel()
+    try:
+        await handle
+    except FailureError:  # cancelled just now: a later projection, or the outcome, holds all of this one
+        pass

@@ -75,6 +75,7 @@ class World:
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def _write(self, projection: Projection) -> None:
+        assert not projection.status.final, "a final projection is committed, not recorded"
         if self.row_errors:
             self.row_errors -= 1
             raise RuntimeError("the store is away")

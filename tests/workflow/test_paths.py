@@ -321,6 +321,21 @@ async def test_a_row_that_cannot_be_written_is_brought_later(stage: Stage, world
     assert outcome.projection.status is Status.COMPLETED
 
 
+async def test_an_end_is_committed_although_no_projection_ever_landed(stage: Stage, world: World) -> None:
+    async def first(given: GenerateInput) -> GenerateResult:
+        await announce(stage.client, given)
+        before = world.row_errors
+        await beat_until(lambda: world.row_errors < before - 2)
+        raise fault("token_timeout")
+
+    world.script = [first, lambda given: _later(generated(given))]
+    world.row_errors = 1_000_000
+    async with stage.gpu():
+        outcome = await stage.end(await stage.start())
+    assert outcome.projection.status is Status.COMPLETED
+    assert world.rows == []
+
+
 async def test_a_restart_goes_on_from_the_row(stage: Stage, world: World) -> None:
     world.script = [lambda given: _later(generated(given))]
     async with stage.gpu():
