@@ -180,7 +180,7 @@ async def check_engine(workflow: type[Any], data_dir: Path) -> list[Finding]:
     """The server of the stack on `data_dir`, else that of TEMPORAL_ADDRESS. `workflow`: EngineProbe."""
     from temporalio.service import RPCError
 
-    from perdure.engine_setup import missing_search_attributes
+    from perdure.engine_setup import SHORTEST, missing_search_attributes, retention, retention_advice
     from perdure.probe import measure
     from perdure.settings import WorkerSettings
     from perdure.temporal import EngineUnavailable, connect
@@ -200,6 +200,7 @@ async def check_engine(workflow: type[Any], data_dir: Path) -> list[Finding]:
         ]
     found = [Finding("ok", f"Temporal server at {where}, namespace {client.namespace}")]
     try:
+        kept = await retention(client)
         missing = await missing_search_attributes(client)
         effects = await measure(client, workflow)
     except RPCError as error:
@@ -214,6 +215,8 @@ async def check_engine(workflow: type[Any], data_dir: Path) -> list[Finding]:
         )
     else:
         found.append(Finding("ok", "search attributes"))
+    if kept < SHORTEST:
+        found.append(Finding("warning", retention_advice(kept)))
     losses = [Finding("warning", loss.what, f"set {', '.join(loss.keys)}") for loss in effects.losses()]
     cancel = "" if effects.cancel is None else f", cancel {effects.cancel * 1000:.0f} ms"
     hop, timer = effects.hop * 1000, effects.timer * 1000

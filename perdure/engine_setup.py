@@ -22,6 +22,7 @@ from perdure.settings import WorkerSettings
 from perdure.temporal import EngineUnavailable, connect
 
 RETENTION: Final = timedelta(days=7)  # of a namespace that we make: how long a closed run can be read
+SHORTEST: Final = timedelta(hours=72)  # below this it is said
 _PATIENCE: Final = 3.0  # seconds for a server that may not be there
 _TRIES: Final = 20  # a namespace just made is known everywhere after a moment
 
@@ -33,6 +34,11 @@ async def prepare_from_environment(settings: WorkerSettings) -> list[str]:
         client = await connect(settings, patience=_PATIENCE)
     except EngineUnavailable as error:
         return [f"{error}; run `perdure migrate` again when it does, so that tasks carry search attributes"]
+    return await prepare(client)
+
+
+async def prepare(client: Client) -> list[str]:
+    """Prepares the client's namespace; as above."""
     try:
         return [await _namespace(client), await _search_attributes(client)]
     except RPCError as error:
@@ -45,12 +51,30 @@ async def prepare_from_environment(settings: WorkerSettings) -> list[str]:
 
 async def _namespace(client: Client) -> str:
     try:
-        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+        kept = await retention(client)
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
         return await _make_namespace(client)
-    return f"namespace {client.namespace} exists"
+    return f"namespace {client.namespace} exists" + (
+        "" if kept >= SHORTEST else f"; {retention_advice(kept)}"
+    )
+
+
+async def retention(client: Client) -> timedelta:
+    """How long the namespace keeps closed runs. Raises RPCError."""
+    described = await client.workflow_service.describe_namespace(
+        DescribeNamespaceRequest(namespace=client.namespace)
+    )
+    return described.config.workflow_execution_retention_ttl.ToTimedelta()
+
+
+def retention_advice(kept: timedelta) -> str:
+    """What to do about a namespace that forgets too soon: the reconciler reads closed runs."""
+    return (
+        f"closed runs are kept for {kept.total_seconds() / 3600:g} h, 7 days are recommended: "
+        f"temporal operator namespace update --retention {RETENTION.days * 24}h"
+    )
 
 
 async def _make_namespace(client: Client) -> str:

@@ -44,7 +44,7 @@ class DataDir:
     def open(self) -> None:
         """Makes the folder. Raises OSError."""
         self.root.mkdir(parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
         (self.root / "secrets").mkdir(mode=0o700, exist_ok=True)
 
     # The lock -----------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ class Stack:
         temporal = EmbeddedTemporal(
             self.data.root / "temporal", self._ports.temporal, self._ports.temporal_ui
         )
-        temporal.root.mkdir(exist_ok=True)
+        temporal.root.mkdir(mode=0o700, exist_ok=True)  # payloads of tasks
         await start(self._program("temporal", temporal.command(), base, _TEMPORAL, patience=5))
         if self.options.embedded_model:
             await start(
