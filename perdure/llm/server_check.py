@@ -48,6 +48,11 @@ class _Answer:
     first: float | None = None
     last: float = 0.0
 
+    @property
+    def made(self) -> int:
+        """Tokens, as exactly as the server tells."""
+        return (self.usage.completion_tokens if self.usage else None) or self.tokens
+
 
 class ServerCheck:
     """The questions to one server."""
@@ -111,12 +116,12 @@ class ServerCheck:
         known = [d for d in DIALECTS if d == self._model.resume]
         exact = ""
         for dialect in [*known, *(d for d in DIALECTS if d not in known)]:
-            verdict = await self._dialect(dialect, cut, whole.text, steady)
+            verdict = await self._dialect(dialect, cut, whole, steady)
             if verdict and not exact:
                 exact = dialect
         return exact or "none"
 
-    async def _dialect(self, dialect: Dialect, cut: Beat, whole: str, steady: bool) -> bool:
+    async def _dialect(self, dialect: Dialect, cut: Beat, whole: _Answer, steady: bool) -> bool:
         name = f"continues: {dialect}"
         try:
             rest = await self._ask(_TOKENS, resume=dialect, checkpoint=cut)
@@ -127,7 +132,10 @@ class ServerCheck:
             self._find(name, False, "the server refuses a last message from the assistant")
             return False
         joined = rest.result.text if rest.result else ""
-        if joined == whole:
+        if rest.made >= whole.made and len(rest.reads) > 1:
+            self._find(name, False, "the server begins its answer again")
+            return False
+        if joined == whole.text:
             self._find(name, True, "the continued text equals the uninterrupted one")
             return True
         if steady:
@@ -260,10 +268,8 @@ def _note(answer: _Answer, delta: Delta, now: float) -> None:
 
 
 def _speed(whole: _Answer) -> float | None:
-    usage = whole.usage
-    tokens = usage.completion_tokens if usage and usage.completion_tokens else whole.tokens
     spent = whole.last - (whole.first or 0.0)
-    return (tokens - 1) / spent if tokens > 1 and spent > 0 else None
+    return (whole.made - 1) / spent if whole.made > 1 and spent > 0 else None
 
 
 def _speed_says(speed: float | None) -> str:
