@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import ipaddress
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import pytest
 
-from perdure import names
 from perdure.callback.deliver import Deliverer
-from perdure.callback.guard import GuardPolicy
 from perdure.callback.secrets import CallbackSecrets, SecretBox
 from perdure.callback.sender import Sender
-from perdure.contracts import Outcome, Projection, TaskResult
 from perdure.models import parse_catalogue
 from perdure.observability.metrics import Metrics
 from perdure.store.engine import Store
-from perdure.store.rows import DeliveryRow, NewTask, Principal
-from perdure.task.states import Status
-
-SECRET = "a-secret-of-the-operator-for-all-users"
-SECRET_KEY = base64.b64encode(b"s" * 32).decode()
-POLICY = GuardPolicy(nets=(ipaddress.ip_network("127.0.0.0/8"),), http=True, ports=frozenset())
-ALICE = Principal(user_id="alice", scopes=frozenset({"tasks:read", "callbacks:write"}))
-BOB = Principal(user_id="bob", scopes=frozenset({"tasks:read", "callbacks:write"}))
-
-Make = Callable[..., Deliverer]
-Travel = Callable[[float], Coroutine[Any, Any, None]]
+from tests.integration.callback.harness import POLICY, SECRET, SECRET_KEY, Make, Travel
 
 
 @pytest.fixture
@@ -90,41 +74,3 @@ def travel(database_url: str) -> Travel:
             await connection.close()
 
     return by
-
-
-async def committed(
-    store: Store,
-    url: str,
-    *,
-    user: str = "alice",
-    status: Status = Status.COMPLETED,
-    text: str = "héllo \u2028 😀",
-) -> tuple[str, str]:
-    """A finished task with a pending callback: (task id, delivery id)."""
-    task_id = names.new_task_id()
-    new = NewTask(task_id=task_id, user_id=user, model_id="m", pool="p", params_json="{}", callback_url=url)
-    await store.tasks.create(new)
-    receipt = await store.tasks.commit(
-        Outcome(
-            projection=Projection(
-                task_id=task_id,
-                version=3,
-                status=status,
-                error_code=None if status is Status.COMPLETED else "internal",
-                error_message=None if status is Status.COMPLETED else "it broke",
-            ),
-            result=TaskResult(text=text),
-            completed_at=datetime.now(UTC),
-        )
-    )
-    assert receipt.kind == "committed"
-    assert receipt.delivery_id is not None
-    return task_id, receipt.delivery_id
-
-
-async def delivery(store: Store, task_id: str, principal: Principal = ALICE) -> DeliveryRow:
-    """The task's one delivery."""
-    rows = await store.deliveries.list_for_task(principal, task_id)
-    assert rows is not None
-    (row,) = rows
-    return row

@@ -11,7 +11,7 @@ from perdure.callback.sender import Sender
 from perdure.models import parse_catalogue
 from perdure.observability.metrics import Metrics
 from perdure.store.engine import Store, make_engine
-from tests.integration.callback.conftest import POLICY, SECRET
+from tests.integration.callback.harness import POLICY, SECRET
 
 NAME = "perdure-victim"  # its connections in pg_stat_activity
 

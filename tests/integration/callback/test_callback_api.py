@@ -19,7 +19,7 @@ from perdure.callback.secrets import whsec
 from perdure.settings import ApiSettings
 from perdure.store.engine import Store
 from tests.integration.api.harness import MODELS, Api, running_app
-from tests.integration.callback.conftest import SECRET, SECRET_KEY, Make, committed
+from tests.integration.callback.harness import SECRET, SECRET_KEY, Make, committed
 from tests.support.receiver import HANG, Receiver, answer, head
 
 

@@ -11,7 +11,7 @@ import asyncpg
 from perdure.callback import verify
 from perdure.callback.deliver import Deliverer
 from perdure.store.engine import Store
-from tests.integration.callback.conftest import SECRET, Travel, committed, delivery
+from tests.integration.callback.harness import SECRET, Travel, committed, delivery
 from tests.integration.callback.one_try import NAME
 from tests.support.receiver import Receiver, head
 from tests.support.waiting import until

@@ -15,7 +15,7 @@ from perdure import names
 from perdure.callback.deliver import Deliverer
 from perdure.contracts import DeliverInput
 from perdure.store.engine import Store
-from tests.integration.callback.conftest import Travel, committed, delivery
+from tests.integration.callback.harness import Travel, committed, delivery
 from tests.support.receiver import Receiver, answer
 from workers.callbacks import callbacks_worker
 from workflows.maintenance import CallbackSweep
