@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -22,7 +22,7 @@ from api.replies import (
     UsagePage,
     problem,
 )
-from api.schemas import ModelId, PauseBody, Time, UserId
+from api.schemas import Day, ModelId, PauseBody, UserId
 from api.strict_json import StrictRoute, requires
 from perdure.models import Model
 from perdure.store.rows import Pause, Principal, QueueStat, WorkerRow
@@ -30,6 +30,7 @@ from perdure.task.states import CLASSES
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute)
 _MAX_USAGE_DAYS: Final = 400
+_FIRST_YEAR, _LAST_YEAR = 2000, 9000
 Kind = Literal["pool", "model"]
 Name = Annotated[str, Path(max_length=128)]
 _PAUSED: Final[dict[int | str, dict[str, Any]]] = {
@@ -113,18 +114,21 @@ async def resume_model(model_id: Name, principal: PrincipalDep, resources: Resou
 async def usage(
     principal: PrincipalDep,
     resources: ResourcesDep,
-    since: Annotated[Time | None, Query(description="From here on; 30 days ago when not given.")] = None,
-    until: Annotated[Time | None, Query(description="Before this; now when not given.")] = None,
+    since: Annotated[Day | None, Query(description="The first UTC day; 30 days before the last.")] = None,
+    until: Annotated[Day | None, Query(description="The last UTC day, whole; today.")] = None,
     user_id: Annotated[UserId | None, Query(description="For an admin.")] = None,
     model_id: Annotated[ModelId | None, Query()] = None,
 ) -> Response:
     """From the ledger of ended tasks: it stays when a task is deleted. Another user's usage needs an admin
     key."""
-    end = until or datetime.now(UTC)
-    start = since or end - timedelta(days=30)
-    if not start < end or end - start > timedelta(days=_MAX_USAGE_DAYS):
-        why = f"`since` lies before `until`, at most {_MAX_USAGE_DAYS} days"
+    last = until or datetime.now(UTC).date()
+    if last.year < _FIRST_YEAR or last.year > _LAST_YEAR:
+        raise invalid([FieldError(None, "span", "there is no usage of that time", parameter="until")])
+    first = since or last - timedelta(days=30)
+    if not timedelta(0) <= last - first <= timedelta(days=_MAX_USAGE_DAYS):
+        why = f"`since` is no later than `until`, at most {_MAX_USAGE_DAYS} days"
         raise invalid([FieldError(None, "span", why, parameter="since")])
+    start, end = _midnight(first), _midnight(last) + timedelta(days=1)
     if user_id is not None and not principal.admin and user_id != principal.user_id:
         raise Problem(403, "scope-missing", "Only an admin key reads another user's usage.", scope="admin")
     rows = await resources.store.stats.usage(principal, start, end, user_id, model_id)
@@ -144,6 +148,10 @@ async def usage(
         for row in rows
     ]
     return json_response({"data": data}, 200, PRIVATE)
+
+
+def _midnight(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
 async def _pause(

@@ -26,6 +26,7 @@ from api.middleware import Edge, parse_networks
 from api.pressure import Pressure
 from api.readiness import Readiness
 from api.signals import Signals
+from api.strict_json import StrictRoute, routes_of
 from perdure.callback.desk import CallbackDesk
 from perdure.callback.guard import GuardPolicy
 from perdure.dispatcher import Dispatcher
@@ -65,9 +66,9 @@ def create_app(settings: ApiSettings, *, sdk: SdkMetrics | None = None) -> FastA
     app = FastAPI(title="Perdure", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
     for part in (submit, tasks, steer, *_others(), admin, codec, health):
         app.include_router(part.router)
-    problems.install(app)
+    routes = routes_of(app)
+    problems.install(app, lambda path: _methods(routes, path))
     openapi.install(app)
-    routes = openapi.routes_of(app)
     metrics.know_routes((method, route.path) for route in routes for method in route.methods or ())
     app.add_middleware(Edge, trusted_proxies=settings.trusted_proxies, metrics=metrics)
     return app
@@ -84,6 +85,11 @@ def _others() -> list[Any]:
             if error.name != name:
                 raise
     return found
+
+
+def _methods(routes: list[StrictRoute], path: str) -> set[str]:
+    """The methods of every route at this path."""
+    return {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
 
 
 async def _build(

@@ -62,7 +62,7 @@ def include_of(values: Sequence[str] | None) -> frozenset[str]:
 def query_filter(query: ListQuery, principal: Principal) -> TaskFilter:
     """The filter of a list. Raises Problem 422 for a parameter that is none, 403 for another's `user_id`."""
     pairs = tuple((name, str(value)) for name, value in (query.model_extra or {}).items())
-    unknown = [name for name, _ in pairs if not name.startswith(_METADATA)]
+    unknown = [name for name, _ in pairs if not name.startswith(_METADATA) or name == _METADATA]
     if unknown:
         raise invalid(
             [FieldError(None, "unknown-parameter", "there is no such parameter", parameter=_shown(unknown))]

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute, iter_route_contexts
+from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
 from api.params import ChatParams, SimulatedParams
 from api.replies import ProblemReply, problem
 from api.schemas import SubmitBody
-from api.strict_json import marks_of
+from api.strict_json import marks_of, routes_of
 
 _INTRODUCTION: Final = """
 Perdure runs long LLM inference as durable tasks: submit and have an id at once, watch, cancel, prioritise;
@@ -64,12 +64,6 @@ def install(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-
-
-def routes_of(app: FastAPI) -> list[APIRoute]:
-    """Every API route of the app, those of included routers too."""
-    found = (context.original_route for context in iter_route_contexts(app.routes))
-    return [route for route in found if isinstance(route, APIRoute)]
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

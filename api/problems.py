@@ -8,7 +8,7 @@ A reply never echoes input: values may hold prompts, secrets or text that cannot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -177,11 +177,17 @@ def request_id_of(request: Request) -> str | None:
     return getattr(request.state, "request_id", None)
 
 
-def install(app: FastAPI) -> None:
-    """One handler for everything that is expected; what is not is answered by the edge middleware."""
+def install(app: FastAPI, methods: Callable[[str], Iterable[str]]) -> None:
+    """One handler for everything that is expected; what is not is answered by the edge middleware.
+
+    `methods` tells those of a path, for the `Allow` of a 405: Starlette names the first route's only.
+    """
 
     async def handle(request: Request, error: Exception) -> Response:
-        return render(problem_of(error), request_id_of(request))
+        problem = problem_of(error)
+        if problem.status == 405:
+            problem.headers["Allow"] = ", ".join(sorted(methods(request.url.path)))
+        return render(problem, request_id_of(request))
 
     for kind in (Problem, HTTPException, RequestValidationError, StoreUnavailable, StoreRefused):
         app.add_exception_handler(kind, handle)

@@ -6,7 +6,7 @@ What a model makes of `params` is checked apart, in `params.py`, since it depend
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -22,6 +22,7 @@ _PRINTABLE: Final = (
 _TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:[Zz]|[+-]\d\d:?\d\d)\Z", re.ASCII
 )
+_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
 _MICROSECONDS: Final = re.compile(r"(\.\d{6})\d+")
 
 
@@ -34,6 +35,16 @@ def parse_time(value: object) -> datetime:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError("there is no such time") from None
+
+
+def parse_day(value: object) -> date:
+    """A UTC day: a date, or the day of a time with an offset. Raises ValueError."""
+    if isinstance(value, str) and _DAY.match(value):
+        try:
+            return date.fromisoformat(value)
+        except ValueError:
+            raise ValueError("there is no such day") from None
+    return parse_time(value).date()
 
 
 def _not_too_far(value: datetime) -> datetime:
@@ -58,6 +69,7 @@ def _bounded_pairs(value: dict[str, str]) -> dict[str, str]:
 
 
 Time = Annotated[datetime, BeforeValidator(parse_time, json_schema_input_type=str)]
+Day = Annotated[date, BeforeValidator(parse_day, json_schema_input_type=str)]
 StartTime = Annotated[Time, AfterValidator(_not_too_far)]
 ModelId = Annotated[str, Field(strict=True, min_length=1, max_length=64)]
 TaskType = Annotated[str, Field(strict=True, pattern=r"^[A-Za-z0-9_.-]{1,32}$")]

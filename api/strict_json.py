@@ -16,7 +16,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
+from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -94,6 +95,12 @@ class StrictRoute(APIRoute):
             return await inner(_StrictRequest(request, body, value))
 
         return handle
+
+
+def routes_of(app: FastAPI) -> list[StrictRoute]:
+    """Every route of the app that callers may use, those of included routers too."""
+    found = (context.original_route for context in iter_route_contexts(app.routes))
+    return [route for route in found if isinstance(route, StrictRoute)]
 
 
 async def _read_body(request: Request, limit: int) -> bytes:

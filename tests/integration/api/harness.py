@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -16,9 +17,11 @@ from fastapi import FastAPI
 from api.app import create_app
 from api.deps import Resources
 from api.server import listen, serve_until_stopped
+from perdure.contracts import AttemptRecord, Outcome, Projection, TaskResult, Usage
 from perdure.keys import DEFAULT_SCOPES, create_key
 from perdure.settings import ApiSettings
 from perdure.store import Store
+from perdure.task.states import Status
 
 MODELS = """
 [pools.local]
@@ -110,3 +113,30 @@ async def serving_app(settings: ApiSettings, store: Store) -> AsyncIterator[Api]
         if not server.done():
             os.kill(os.getpid(), signal.SIGTERM)
         await server
+
+
+async def move(store: Store, task_id: str, status: Status, version: int, **more: Any) -> None:
+    """Writes a transition as the task's workflow would."""
+    assert await store.tasks.project(Projection(task_id=task_id, version=version, status=status, **more))
+
+
+async def finish(store: Store, task_id: str, status: Status = Status.COMPLETED, **more: Any) -> None:
+    """Writes an outcome as the task's workflow would: one attempt that made `text`."""
+    now = datetime.now(UTC)
+    attempt = AttemptRecord(
+        number=1, worker="gpu@test", started_at=now, ended_at=now, outcome="completed", output_tokens=2
+    )
+    projection = Projection(
+        task_id=task_id,
+        version=3,
+        status=status,
+        progress=100 if status is Status.COMPLETED else 0,
+        attempts=[attempt],
+        usage=Usage(prompt_tokens=10, completion_tokens=2, discarded_tokens=1),
+        queued_at=now,
+        started_at=now,
+        **more,
+    )
+    result = TaskResult(text="done", finish_reason="stop", model="m") if status is Status.COMPLETED else None
+    receipt = await store.tasks.commit(Outcome(projection=projection, result=result, completed_at=now))
+    assert receipt.kind == "committed"
