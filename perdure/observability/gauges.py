@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from perdure.observability.metrics import OTHER, SLOT_STATES, BoundedGauge, Metrics
-from perdure.store import Store, StoreError
+from perdure.store import Store
 from perdure.store.rows import QueueStat, WorkerRow
 from perdure.task.states import CLASSES, Status
 
@@ -41,9 +41,9 @@ class StatsGauges:
                 return
             try:
                 await asyncio.wait_for(self._read(), _READ_SECONDS)
-            except (StoreError, TimeoutError) as error:
+            except Exception as error:  # whatever it is, the other families must still be served
                 if self._up:
-                    log.warning("gauges cannot be read", extra={"error": type(error).__name__})
+                    log.warning("gauges cannot be read", extra={"error": f"{type(error).__name__}: {error}"})
                 self._up = False
             else:
                 self._up = True

@@ -32,7 +32,10 @@ _STOP_SECONDS: Final = 30.0
 
 
 class Processes:
-    """API, control, callbacks and one GPU worker on given servers. `env` adds settings for all of them."""
+    """API, control, callbacks and one GPU worker on given servers, or the `commands` by name.
+
+    `env` adds settings for all of them.
+    """
 
     def __init__(
         self,
@@ -42,9 +45,11 @@ class Processes:
         *,
         models: str,
         env: Mapping[str, str] | None = None,
+        commands: Mapping[str, list[str]] = COMMANDS,
     ) -> None:
         self.root = root
-        self.ports = {name: free_port() for name in COMMANDS}
+        self.commands = commands
+        self.ports = {name: free_port() for name in commands}
         (root / "models.toml").write_text(models)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PERDURE_", "TEMPORAL_", "OTEL_"))}
         self.env = clean | {
@@ -70,7 +75,7 @@ class Processes:
 
     def logs(self) -> str:
         """What all of them wrote."""
-        return "".join((self.root / f"{name}.log").read_text() for name in COMMANDS)
+        return "".join((self.root / f"{name}.log").read_text() for name in self.commands)
 
     def run(self, *arguments: str) -> str:
         """Runs a command of `perdure` with the same settings; its output."""
@@ -83,9 +88,9 @@ class Processes:
 
     def __enter__(self) -> Self:
         try:
-            for name, arguments in COMMANDS.items():
-                self._start(name, arguments)
-            for name in COMMANDS:
+            for name in self.commands:
+                self._start(name)
+            for name in self.commands:
                 self._wait(name)
         except BaseException:
             self._stop()
@@ -97,8 +102,16 @@ class Processes:
     ) -> None:
         self._stop()
 
-    def _start(self, name: str, arguments: list[str]) -> None:
-        setting = "PERDURE_PORT" if name == "api" else "PERDURE_METRICS_PORT"
+    def kill(self, name: str) -> None:
+        """Kills a process as a crash does and starts it again."""
+        self._running[name].kill()
+        self._running[name].wait()
+        self._start(name)
+        self._wait(name)
+
+    def _start(self, name: str) -> None:
+        arguments = self.commands[name]
+        setting = "PERDURE_PORT" if arguments == ["api"] else "PERDURE_METRICS_PORT"
         environment = self.env | {setting: str(self.ports[name])}
         if name == "gpu":  # as in production: no database, no caller's secret
             hidden = ("PERDURE_DATABASE_URL", "PERDURE_SECRET_KEY", "PERDURE_CALLBACK_SECRET")
