@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
@@ -13,7 +14,7 @@ from perdure.contracts import DeliverInput
 from perdure.observability.logs import bind
 from perdure.store.errors import StoreUnavailable
 
-TRY_FAILED = "CallbackTryFailed"  # type of the error that ends a failed quick try
+TRY_FAILED: Final = "CallbackTryFailed"  # type of the error that ends a failed quick try
 
 
 class CallbackActivities:
@@ -36,11 +37,7 @@ class CallbackActivities:
                     given.delivery_id, waited=max(0.0, waited), traceparent=given.traceparent
                 )
             except StoreUnavailable as error:
-                raise ApplicationError(
-                    "Postgres is not available",
-                    type="StoreUnavailable",
-                    category=ApplicationErrorCategory.BENIGN,
-                ) from error
+                raise _postgres_away() from error
         if result.kind == "again":
             raise ApplicationError(
                 result.error or "the receiver did not take the callback",
@@ -56,9 +53,11 @@ class CallbackActivities:
         try:
             report = await self._deliverer.sweep(activity.heartbeat)
         except StoreUnavailable as error:
-            raise ApplicationError(
-                "Postgres is not available",
-                type="StoreUnavailable",
-                category=ApplicationErrorCategory.BENIGN,
-            ) from error
+            raise _postgres_away() from error
         return {"claimed": report.claimed, "settled": report.settled}
+
+
+def _postgres_away() -> ApplicationError:
+    return ApplicationError(
+        "Postgres is not available", type="StoreUnavailable", category=ApplicationErrorCategory.BENIGN
+    )
