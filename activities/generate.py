@@ -39,6 +39,7 @@ from perdure.task.errors import ErrorCode, TaskFault
 log = logging.getLogger(__name__)
 
 _CLOSING: Final = 2.0  # seconds that an executor may take to close; after that its task is left behind
+_FOR_OPERATORS: Final = (ErrorCode.UPSTREAM_AUTH, ErrorCode.MODEL_UNKNOWN)  # no user can mend these
 _AHEAD: Final = 1.0  # seconds before Temporal's own limit at which an attempt ends itself
 
 
@@ -81,13 +82,15 @@ class GenerateActivities:
                 self._metrics.task_queue_wait.observe(max(0.0, waited))
             try:
                 ended = await self._run(attempt, own, limit)
-            except TaskFault as fault:
+            except Exception as error:
+                fault = error if isinstance(error, TaskFault) else _unexpected(error)
                 span.fail(fault.code)
                 self._count("refused" if fault.refused else _outcome(fault))
-                log.info(
-                    "attempt faulted",
-                    extra={"model_id": given.model_id, "error_code": str(fault.code), **attempt.figures()},
-                )
+                told = {"model_id": given.model_id, "error_code": str(fault.code), **attempt.figures()}
+                if fault.code in _FOR_OPERATORS:
+                    log.error("model is misconfigured: %s", fault.message, extra=told)
+                else:  # the message may quote the server, so it goes to the task's owner only
+                    log.info("attempt faulted", extra=told)
                 raise attempt.error(fault) from None
             span.set("perdure.attempt.outcome", ended.kind)
             self._count("completed" if ended.kind == "generated" else ended.kind)
@@ -101,14 +104,15 @@ class GenerateActivities:
             return attempt.ended("drained")
         work = asyncio.create_task(self._generate(attempt, own))
         handed = asyncio.create_task(self._drain.handed_over.wait())
-        beside: list[asyncio.Task[Any]] = [handed, asyncio.create_task(_beats(attempt))]
+        beats = asyncio.create_task(_beats(attempt))
+        beside: list[asyncio.Task[Any]] = [handed, beats]
         if given.announce:
             telling = own.announce(
                 given.attempt, attempt.worker, attempt.started_at, after=policy.QUICK_ATTEMPT
             )
             beside.append(asyncio.create_task(_quietly(telling)))
         try:
-            await asyncio.wait([work, handed], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work, handed, beats], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             by_itself = work.done()
             await _close(work)
         except asyncio.CancelledError:
@@ -127,6 +131,8 @@ class GenerateActivities:
             return attempt.generated(_outcome_of(work))
         if handed.done():
             return attempt.ended("drained")
+        if beats.done():
+            beats.result()  # beats only end by an exception
         raise TaskFault(
             ErrorCode.ATTEMPT_TIMEOUT,
             f"the attempt ran for {limit:g} s, its time limit (timeout_seconds); raise it or ask for less",
@@ -216,18 +222,18 @@ def _ended_well(work: asyncio.Task[TaskResult]) -> bool:
 
 
 def _outcome_of(work: asyncio.Task[TaskResult]) -> TaskResult:
-    """The result. Raises TaskFault; an exception that nobody expected becomes `internal`."""
+    """The result. Raises what the generation raised."""
     if work.cancelled():
         raise TaskFault(ErrorCode.INTERNAL, "the executor cancelled itself")
-    error = work.exception()
-    if error is None or isinstance(error, TaskFault):
-        return work.result()
-    # Its text may hold the prompt: only its type and where it was raised are told.
+    return work.result()
+
+
+def _unexpected(error: Exception) -> TaskFault:
+    """A fault of ours. Its text may hold the prompt: only its type and where it was raised are told."""
     where = "".join(traceback.format_tb(error.__traceback__))
     log.error("attempt failed unexpectedly", extra={"error": type(error).__name__, "where": where})
-    raise TaskFault(
-        ErrorCode.INTERNAL, f"an unexpected {type(error).__name__}; the GPU worker's log has more"
-    ) from error
+    message = f"an unexpected {type(error).__name__}; the GPU worker's log has more"
+    return TaskFault(ErrorCode.INTERNAL, message)
 
 
 def _why_cancelled() -> Literal["cancelled", "drained"] | None:

@@ -122,7 +122,8 @@ class Accumulator:
 
     def add(self, chunk: Chunk) -> Step:
         """Takes a chunk in. Raises OutputTooLargeError."""
-        self._bound(chunk)
+        logprobs = _storable(chunk.logprobs)
+        self._bound(chunk, logprobs)
         text, thought, refusal = (
             joiner.feed(piece)
             for joiner, piece in zip(self._joiners, (chunk.text, chunk.reasoning, chunk.refusal), strict=True)
@@ -130,7 +131,7 @@ class Accumulator:
         self.refusal += refusal
         for part in chunk.tools:
             self.tools.add(part)
-        self._logprobs += chunk.logprobs
+        self._logprobs += logprobs
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.usage = chunk.usage or self.usage
         self.model = chunk.model or self.model
@@ -146,17 +147,27 @@ class Accumulator:
     @property
     def logprobs(self) -> Any | None:
         """In OpenAI's shape, every non-finite number null; None where there are none."""
-        return clean_json({"content": self._logprobs}) if self._logprobs else None
+        return {"content": self._logprobs} if self._logprobs else None
 
-    def _bound(self, chunk: Chunk) -> None:
+    def _bound(self, chunk: Chunk, logprobs: list[Any]) -> None:
         for text in (chunk.text, chunk.reasoning, chunk.refusal):
             self._left -= _size(text)
         for part in chunk.tools:
             self._left -= _size(part.arguments) + _size(part.name or "")
-        if chunk.logprobs:
-            self._left -= len(orjson.dumps(clean_json(list(chunk.logprobs))))
+        if logprobs:
+            self._left -= len(orjson.dumps(logprobs))
         if self._left < 0:
             raise OutputTooLargeError
+
+
+def _storable(logprobs: tuple[Any, ...]) -> list[Any]:
+    """Log probabilities as JSON holds them; those of a chunk that no JSON holds are left out."""
+    clean_ones: list[Any] = [clean_json(one) for one in logprobs]
+    try:
+        orjson.dumps(clean_ones)
+    except TypeError:  # an integer beyond 64 bits
+        return []
+    return clean_ones
 
 
 def _size(text: str) -> int:

@@ -228,7 +228,7 @@ def find_error(value: Any) -> UpstreamError | None:
     if "choices" in value or "usage" in value:
         return None
     told = value.get("message") or value.get("detail")
-    if told and ("detail" in value or {"code", "status", "type"} & value.keys()):
+    if told and ("detail" in value or _status(value.get("code")) or _status(value.get("status"))):
         return _error({**value, "message": told}, {})
     return None
 

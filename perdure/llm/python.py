@@ -223,6 +223,7 @@ def _delta(step: Any) -> Delta:
     try:
         delta = step if isinstance(step, Delta) else Delta.model_validate(step)
         changes: dict[str, Any] = {"text": clean(delta.text), "reasoning": clean(delta.reasoning)}
+        changes["message"] = None if delta.message is None else one_line(delta.message)
         if (changes["text"] or changes["reasoning"]) and not delta.tokens:
             changes["tokens"] = 1
         if delta.state is not None:

@@ -60,7 +60,7 @@ class Track:
         if delta.usage is not None:
             self._take_usage(delta.usage)
         if delta.message is not None:
-            self._message = delta.message[:500]
+            self._message = delta.message
         if delta.state is not None:
             self._state = delta.state
         if delta.progress is not None:

@@ -43,6 +43,8 @@ def test_logprobs_count_tokens_and_lose_infinities() -> None:
     step = total.add(Chunk(text="ab", logprobs=({"logprob": float("-inf")}, {"logprob": -0.5})))
     assert step.tokens == 2
     assert total.logprobs == {"content": [{"logprob": None}, {"logprob": -0.5}]}
+    total.add(Chunk(text="c", logprobs=({"bytes": 10**30},)))  # no JSON of ours holds that
+    assert len(total.logprobs["content"]) == 2
     assert Accumulator(1000).logprobs is None
 
 

@@ -161,6 +161,13 @@ def test_errors_in_every_dialect(
     assert read(value) == UpstreamError(message, status, words)
 
 
+@pytest.mark.parametrize(
+    "value", [{"type": "ping", "message": "still here"}, {"message": {"role": "assistant"}, "type": "x"}]
+)
+def test_a_message_alone_is_no_error(value: Any) -> None:
+    assert read(value) == Chunk()
+
+
 @pytest.mark.parametrize("error", [None, False, "", {}, 0])
 def test_an_empty_error_field_is_none(error: Any) -> None:
     assert read({"choices": [{"delta": {"content": "a"}}], "error": error}) == Chunk(text="a")

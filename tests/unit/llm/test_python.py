@@ -163,6 +163,13 @@ async def test_text_is_cleaned() -> None:
     assert (await run(yields_junk, {"junk": "a\x00\ud800b"})).done.text == "a\ufffd\ufffdb"
 
 
+async def test_messages_are_cleaned() -> None:
+    told = await run(yields_junk, {"junk": {"message": "a\ud800\nb" + "x" * 900}})
+    message = told.beat.message or ""
+    assert message.startswith("a\ufffd b")
+    assert len(message) == 500
+
+
 async def test_closing_closes_the_function() -> None:
     closed.clear()
     await asyncio.wait_for(run(waits, stop_after=1), 5)
