@@ -22,6 +22,7 @@ import sqlalchemy.exc
 from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import asyncpg as dialect
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.util import greenlet_spawn
 
 from perdure.store.errors import StoreError, StoreRefused, StoreUnavailable
@@ -95,21 +96,39 @@ class Database:
         self.engine = engine
         self._places = asyncio.Semaphore(engine.pool.size())  # type: ignore[attr-defined]
         self._patience = patience
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
         """The driver's connection of a pooled one, for one unit of work.
 
-        Raises StoreUnavailable when none comes free within `patience` seconds.
+        Raises StoreUnavailable when none comes free within `patience` seconds. A caller that is cancelled
+        leaves at once; what it was doing is cancelled on the server too, and its connection closed.
         """
         await self._take_place()
         try:
-            async with self._pooled() as driver:
-                yield driver
-        except FAULTS as error:
-            raise store_error(error) from error
-        finally:
+            pooled = await greenlet_spawn(self.engine.sync_engine.pool.connect)
+        except BaseException as error:
             self._places.release()
+            if isinstance(error, FAULTS):
+                raise store_error(error) from error
+            raise
+        driver: Any = pooled.driver_connection
+        try:
+            yield driver
+        except Exception as error:
+            if _is_the_end_of(error):
+                driver.terminate()
+            await self._give_back(pooled)
+            if isinstance(error, FAULTS):
+                raise store_error(error) from error
+            raise
+        except BaseException:
+            leaving = asyncio.create_task(self._leave(pooled, driver))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            raise
+        await self._give_back(pooled)
 
     async def _take_place(self) -> None:
         if not self._places.locked():
@@ -121,20 +140,23 @@ class Database:
         except TimeoutError as error:
             raise StoreUnavailable("no database connection came free in time") from error
 
-    @asynccontextmanager
-    async def _pooled(self) -> AsyncIterator[Any]:
-        pooled = await greenlet_spawn(self.engine.sync_engine.pool.connect)
-        driver: Any = pooled.driver_connection
+    async def _give_back(self, pooled: PoolProxiedConnection) -> None:
+        await greenlet_spawn(pooled.close)  # asks nothing of the server: it cannot be interrupted
+        self._places.release()
+
+    async def _leave(self, pooled: PoolProxiedConnection, driver: Any) -> None:
+        """Closes a connection in the middle of something. Nobody can know how much of it was done."""
         try:
-            yield driver
-        except asyncpg.PostgresError as error:
-            if error.sqlstate in _OF_NO_USE:
-                driver.terminate()
-            raise
+            await driver.close(timeout=2)  # has the server cancel the statement first
+        except (*FAULTS, asyncio.CancelledError):
+            driver.terminate()
         finally:
-            if driver.is_in_transaction():  # cancelled in the middle of its end: nobody may get it like this
-                driver.terminate()
-            await greenlet_spawn(pooled.close)  # asks nothing of the server: it cannot be interrupted
+            await self._give_back(pooled)
+
+    async def aclose(self) -> None:
+        """Closes every connection."""
+        await asyncio.gather(*self._leaving)
+        await self.engine.dispose()
 
 
 class Repository:
@@ -150,8 +172,17 @@ class Repository:
 
     async def _unit(self, work: Callable[[Unit], Awaitable[T]]) -> T:
         """Several statements in one transaction."""
-        async with self._database.connection() as driver, driver.transaction():
-            return await work(Unit(driver))
+        async with self._database.connection() as driver:
+            # In words: the driver's own transactions lose count when cancelled while they begin or end.
+            await driver.execute("BEGIN")
+            try:
+                value = await work(Unit(driver))
+            except Exception:
+                if not driver.is_closed():
+                    await driver.execute("ROLLBACK")
+                raise
+            await driver.execute("COMMIT")
+            return value
 
 
 FAULTS: Final = (
@@ -159,6 +190,7 @@ FAULTS: Final = (
     dialect.AsyncAdapt_asyncpg_dbapi.Error,  # what the pool raises when the server refuses a connection
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver met the server's farewell in the middle of a statement
     OSError,  # refused, reset, name not found; TimeoutError is one too
     UnicodeEncodeError,  # a lone surrogate in a plain text column
 )
@@ -190,9 +222,18 @@ def store_error(error: BaseException) -> StoreError:
         return _by_state(error.sqlstate or "", error)
     if isinstance(error, ValueError | TypeError | OverflowError):  # the driver's: no value of that type
         return StoreRefused(_line(error))
-    if isinstance(error, OSError | asyncpg.InterfaceError):
+    if isinstance(error, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError):
         return StoreUnavailable(f"the database cannot be reached: {_line(error)}")
     return StoreError(_line(error))
+
+
+def _is_the_end_of(error: Exception) -> bool:
+    """Whether the connection is of no more use. A value that the driver cannot encode does it no harm."""
+    if isinstance(error, asyncpg.InternalClientError):
+        return True
+    if isinstance(error, asyncpg.InterfaceError):
+        return not isinstance(error, ValueError)
+    return getattr(error, "sqlstate", None) in _OF_NO_USE
 
 
 def _by_state(state: str, error: BaseException) -> StoreError:

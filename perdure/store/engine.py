@@ -116,7 +116,7 @@ class Store(Repository):
 
     async def aclose(self) -> None:
         """Closes every connection."""
-        await self.engine.dispose()
+        await self._database.aclose()
 
 
 _PING = sql("SELECT 1")

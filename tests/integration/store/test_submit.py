@@ -13,6 +13,7 @@ from perdure.store import Store, StoreRefused, make_engine
 from perdure.store.rows import CreateResult, Idempotency, NewTask
 from perdure.task.states import Priority, Status
 from tests.integration.store.helpers import ADMIN, ANN, BOB, created, finished, new_task, now, row
+from tests.support.waiting import until
 
 
 def key(fingerprint: bytes = b"body", **values: object) -> Idempotency:
@@ -164,17 +165,19 @@ async def test_a_submit_waits_for_the_owner_of_its_key(store: Store, database_ur
         "VALUES ('ann', 'POST /v1/tasks', 'k-1', 'body', '{x}', now() + interval '1 day')"
     )
     submit = asyncio.create_task(store.tasks.create(new_task(), key()))
-    await until_waiting_for_lock(database_url)
+    await until(lambda: somebody_waits_for_a_lock(database_url))
     assert not submit.done()
     owner.terminate()
     assert (await submit).kind == "created"
 
 
-async def until_waiting_for_lock(url: str) -> None:
+async def somebody_waits_for_a_lock(url: str) -> bool:
     watch = await asyncpg.connect(url)
-    while not await watch.fetchval("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
-        await asyncio.sleep(0.02)
-    await watch.close()
+    try:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        return bool(await watch.fetchval(waiting))
+    finally:
+        await watch.close()
 
 
 @pytest.mark.parametrize(
