@@ -21,6 +21,7 @@ from perdure.store.engine import Store
 from perdure.store.errors import StoreError
 from perdure.store.rows import Lane, TaskRow
 from perdure.task.errors import ErrorCode
+from perdure.task.policy import priority_key
 from perdure.task.states import Status
 from perdure.temporal import EngineRefused, EngineUnavailable, TemporalGate
 
@@ -71,6 +72,7 @@ class Dispatcher:
         self._attributes = False
         self._attributes_at = -_ATTRIBUTE_CHECK
         self._blocked = False  # due rows wait for room
+        self._class_users: dict[tuple[str, int], float] = {}  # weighted pools: weights of who waits
         self._max_running = {
             user: known.max_running for user, known in catalogue.users.items() if known.max_running
         }
@@ -183,6 +185,8 @@ class Dispatcher:
                 max_running=self._max_running,
                 default_max_running=self._catalogue.max_running_per_user,
             )
+            if rows and self._catalogue.pools[lane.pool].scheduling == "weighted":
+                await self._note_users(lane)
             claimed.extend(row.task for row in rows)
             if lane.lane == _HIGH_LANE:
                 own = min(high_free, len(rows))
@@ -194,6 +198,11 @@ class Dispatcher:
                 break
         return claimed
 
+    async def _note_users(self, lane: Lane) -> None:
+        """Sums the weights of the users who wait in a class: each gets its part of the class's share."""
+        users = await self._store.dispatch.users(lane.pool, lane.lane)
+        self._class_users[lane.pool, lane.lane] = sum(map(self._catalogue.weight_of, users))
+
     def _ordered(self, lanes: Iterable[Lane]) -> list[Lane]:
         """Best class first; in a weighted pool the class that is furthest behind its share."""
         return sorted(lanes, key=self._rank)
@@ -202,10 +211,8 @@ class Dispatcher:
         pool = self._catalogue.pools.get(lane.pool)
         if pool is None or pool.scheduling == "strict":
             return (float(lane.lane), lane.lane)
-        by_key = {1: "HIGH", 3: "NORMAL", 5: "LOW"}
-        weights = {str(name): weight for name, weight in pool.weights.items()}
-        weight = weights.get(by_key.get(lane.lane, "NORMAL"), 1.0)
-        return (lane.waiting / weight, lane.lane)
+        by_key = {priority_key(name): weight for name, weight in pool.weights.items()}
+        return (lane.waiting / by_key.get(lane.lane, 1.0), lane.lane)
 
     def _window(self, pool: str) -> int:
         configured = self._catalogue.pools[pool]
@@ -231,7 +238,12 @@ class Dispatcher:
         """Starts one row's workflow. An unknown outcome leaves the row to its lease."""
         try:
             attributes = await self._attributes_known()
-            task = task_input(row, self._catalogue, search_attributes=attributes)
+            task = task_input(
+                row,
+                self._catalogue,
+                search_attributes=attributes,
+                class_users=self._class_users.get((row.pool, row.lane), 1.0),
+            )
         except KeyError:
             await self._model_gone(row)
             return

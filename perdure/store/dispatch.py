@@ -41,6 +41,10 @@ class DispatchRepository(Repository):
 
         return await self._unit(work)
 
+    async def users(self, pool: str, lane: int) -> list[str]:
+        """Users with a row of that lane that waits, claimable or in the window; in no order."""
+        return [row[0] for row in await self._one(q.USERS, pool=pool, lane=lane)]
+
     async def claim(
         self,
         pool: str,

@@ -61,6 +61,25 @@ FROM lanes l ORDER BY l.pool, l.lane
 """
 )
 
+# Hops from user to user through the index; those with rows in the window come from its own index.
+USERS: Final = sql(
+    f"""
+WITH RECURSIVE ready AS (
+    (SELECT t.user_id FROM tasks t WHERE {READY} AND t.pool = :pool AND t.lane = :lane
+     ORDER BY t.user_id LIMIT 1)
+    UNION ALL
+    SELECT n.user_id FROM ready CROSS JOIN LATERAL (
+        SELECT t.user_id FROM tasks t
+        WHERE {READY} AND t.pool = :pool AND t.lane = :lane AND t.user_id > ready.user_id
+        ORDER BY t.user_id LIMIT 1
+    ) n
+)
+SELECT user_id FROM ready
+UNION
+SELECT t.user_id FROM tasks t WHERE {WINDOW} AND t.pool = :pool AND t.lane = :lane
+"""
+)
+
 # One dispatcher at a time counts and claims where users have a limit: two could each see the last free place.
 SERIALIZE: Final = sql("SELECT pg_advisory_xact_lock(7246002)")
 

@@ -19,6 +19,7 @@ from perdure.models import Catalogue
 from perdure.observability.metrics import Metrics
 from perdure.store import Store
 from perdure.store.rows import TaskRow
+from perdure.task.policy import place
 from perdure.task.states import Priority, Status
 from perdure.temporal import TemporalGate
 from tests.support.tasks import ANN, catalogue, submit
@@ -270,3 +271,20 @@ def test_the_pace_grows_while_starts_are_quick_and_halves_when_slow() -> None:
     for moment in range(20, 40):
         pace.took(9.0, now=float(moment))
     assert pace.limit == 1
+
+
+async def test_a_weighted_pool_divides_a_class_among_its_users(
+    store: Store, running: Running, temporal_client: Client
+) -> None:
+    known = catalogue(
+        '[pools.p]\nscheduling = "weighted"\n[models.m]\npool = "p"\nexecutor = "simulated"\n'
+        "[users.bob]\nweight = 3\n"
+    )
+    ids = [await submit(store, user_id=user, priority=Priority.LOW) for user in ("ann", "bob", "ann")]
+    async with running(known=known):
+        for task_id in ids:
+            await reaches(store, task_id, Status.QUEUED)
+    tasks = [await input_of(temporal_client, task_id) for task_id in ids]
+    places = [place(task, Priority.LOW, task.lane or 5, ahead=False) for task in tasks]
+    assert {one.key for one in places} == {3}
+    assert {(one.fairness_key, one.weight) for one in places} == {("LOW:ann", 0.5), ("LOW:bob", 1.5)}
