@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -63,7 +63,20 @@ class Api:
     settings: ApiSettings
     store: Store
     app: FastAPI | None = None
-    tokens: dict[str, str] = field(default_factory=dict)
+    server: asyncio.Task[None] | None = None
+    told: bool = False
+
+    def stop(self) -> None:
+        """Sends SIGTERM once, as an operator does: a second one would hurry it."""
+        assert self.server is not None
+        if not self.server.done() and not self.told:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.told = True
+
+    async def stopped(self) -> None:
+        """Waits for the server's end."""
+        assert self.server is not None
+        await self.server
 
     @property
     def resources(self) -> Resources:
@@ -101,18 +114,18 @@ async def serving_app(settings: ApiSettings, store: Store) -> AsyncIterator[Api]
     """The app behind uvicorn; ends by SIGTERM, as an operator ends it."""
     started = asyncio.Event()
     socket = listen(settings.host, 0)
-    port = socket.getsockname()[1]
+    base_url = f"http://127.0.0.1:{socket.getsockname()[1]}"
     server = asyncio.create_task(serve_until_stopped(settings, listening=socket, started=started))
     waiting = asyncio.create_task(started.wait())
     await asyncio.wait({server, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            yield Api(client, settings, store)
-    finally:
-        waiting.cancel()
-        if not server.done():
-            os.kill(os.getpid(), signal.SIGTERM)
-        await server
+    waiting.cancel()
+    async with httpx.AsyncClient(base_url=base_url, timeout=30) as client:
+        one = Api(client, settings, store, server=server)
+        try:
+            yield one
+        finally:
+            one.stop()
+            await one.stopped()
 
 
 async def move(store: Store, task_id: str, status: Status, version: int, **more: Any) -> None:
