@@ -62,6 +62,8 @@ def exit_code(error: BaseException) -> int | None:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"StoreError", "EngineUnavailable", "PortTaken"}:
         return 1
+    if "SecretsUnavailable" in names:
+        return 2
     ours = type(error).__module__.split(".")[0] in ("perdure", "api", "workers", "activities")
     return 2 if ours and isinstance(error, ValueError) else None
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+
 EMBEDDED_MODEL = "smollm2-135m"
 SIMULATED_MODEL = "simulated"
 API_KEY_ENV = "PERDURE_MODEL_API_KEY"
@@ -55,6 +57,17 @@ def normal_base_url(url: str) -> str:
         raise ValueError(f"PERDURE_MODEL_URL={url}: give an address such as http://127.0.0.1:8000/v1")
     bare = url.strip().rstrip("/")
     return bare if parts.path.strip("/") else bare + "/v1"
+
+
+async def first_model(base_url: str, api_key: str | None) -> str | None:
+    """The first model that a server lists; None when it does not answer, or not so."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        async with httpx.AsyncClient(timeout=3, trust_env=False) as http:
+            answer = await http.get(f"{base_url}/models", headers=headers)
+        return str(answer.raise_for_status().json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
+        return None
 
 
 def to_toml(content: Mapping[str, Any], head: str = "") -> str:

@@ -9,14 +9,12 @@ logs/NAME.log     output of each child; NAME.log.1 that of the start before
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -88,13 +86,13 @@ class DataDir:
             return False
 
     # Secrets ------------------------------------------------------------------------------------------
-    def secret(self, name: str) -> str:
-        """32 random bytes in base64, made on the first call."""
+    def secret(self, name: str, make: Callable[[], str]) -> str:
+        """A secret text, made on the first call."""
         path = self.root / "secrets" / name
         try:
             return path.read_text().strip()
         except FileNotFoundError:
-            value = base64.b64encode(secrets.token_bytes(32)).decode()
+            value = make()
             temporary = path.with_suffix(".new")
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
                 out.write(value)

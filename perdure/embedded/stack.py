@@ -1,14 +1,18 @@
 """The whole service on one machine: Postgres, Temporal, model server, API and workers under one parent.
 
-stack = Stack(options, say)
-await stack.up()          everything serves; raises StackError with what to do
-await stack.down()        everything stopped, in reverse
+    stack = Stack(options, say)
+    await stack.up()          everything serves; raises StackError with what to do
+    await stack.down()        everything stopped, in reverse
+
+`perdure.embedded.dev` is what people start.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import secrets
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
@@ -103,8 +107,9 @@ class Stack:
             self.data.open()
             self.data.lock()
             self._secrets = Secrets(
-                self._environ.get("PERDURE_SECRET_KEY") or self.data.secret("secret_key"),
-                self._environ.get("PERDURE_CALLBACK_SECRET") or self.data.secret("callback_secret"),
+                self._environ.get("PERDURE_SECRET_KEY") or self.data.secret("secret_key", _key),
+                self._environ.get("PERDURE_CALLBACK_SECRET")
+                or self.data.secret("callback_secret", partial(secrets.token_urlsafe, 32)),
             )
         except InUseError as error:
             raise StackError(str(error)) from error
@@ -141,20 +146,14 @@ class Stack:
         """The name that a foreign model server wants: PERDURE_MODEL_NAME, else the first it lists."""
         if self.options.embedded_model or self._model_url is None:
             return None
-        if name := self._environ.get("PERDURE_MODEL_NAME"):
-            return name
         key = self._environ.get(catalogue.API_KEY_ENV)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            async with httpx.AsyncClient(timeout=3, trust_env=False) as http:
-                answer = await http.get(f"{self._model_url}/models", headers=headers)
-            return str(answer.raise_for_status().json()["data"][0]["id"])
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
+        name = self._environ.get("PERDURE_MODEL_NAME") or await catalogue.first_model(self._model_url, key)
+        if name is None:
             self._say(
                 f"{self._model_url} does not say which models it has; tasks will ask it for "
                 f"{catalogue.EMBEDDED_MODEL!r} (set PERDURE_MODEL_NAME to its own name)"
             )
-            return None
+        return name
 
     def _check_ports(self) -> None:
         used = self._ports.used(model=self.options.embedded_model, workers=len(self._workers()))
@@ -295,3 +294,8 @@ class Stack:
     def kill(self) -> None:
         """Stops everything at once."""
         self._supervisor.kill()
+
+
+def _key() -> str:
+    """32 random bytes in base64, as PERDURE_SECRET_KEY wants them."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()

@@ -5,6 +5,7 @@ One stack serves all of these tests, in their order: starting it costs more than
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -80,7 +81,7 @@ def test_gpu_worker_has_no_database_and_no_secret(stack: DevStack) -> None:
 
 
 async def test_real_task_is_seen_growing_and_row_and_history_agree(stack: DevStack) -> None:
-    task_id = stack.submit("Explain in a few sentences why the sky is blue.", max_tokens=120)
+    task_id = stack.submit(LONG, max_tokens=200)
     seen: list[int] = []
     partial = ""
 
@@ -91,7 +92,7 @@ async def test_real_task_is_seen_growing_and_row_and_history_agree(stack: DevSta
         partial = task.get("partial_text") or partial
         return task["status"] == "COMPLETED"
 
-    until(finished, 90, "the task")
+    until(finished, 120, "the task")
     task = stack.task(task_id, "params,result,attempts")
     assert seen == sorted(seen)
     assert seen[-1] == 100
@@ -158,7 +159,7 @@ def test_demo_uses_the_running_stack_and_leaves_it(stack: DevStack) -> None:
 
 
 def test_worker_killed_in_the_middle_is_replaced_and_the_task_goes_on(stack: DevStack) -> None:
-    task_id = stack.submit(LONG, max_tokens=90)
+    task_id = stack.submit(LONG, max_tokens=200)
     until(lambda: len(stack.task(task_id, "partial").get("partial_text") or "") > 80, 90, "some text")
     old = stack.children["gpu:local:0"]
     os.kill(old, signal.SIGKILL)
@@ -174,7 +175,7 @@ def test_worker_killed_in_the_middle_is_replaced_and_the_task_goes_on(stack: Dev
 
 
 def test_stack_stopped_in_the_middle_of_a_task_finishes_it_after_the_next_start(stack: DevStack) -> None:
-    task_id = stack.submit(LONG, max_tokens=110)
+    task_id = stack.submit(LONG, max_tokens=200)
     until(lambda: len(stack.task(task_id, "partial").get("partial_text") or "") > 80, 90, "some text")
     processes = [*stack.children.values()]
     assert stack.stop(signal.SIGINT) < 30  # 15 s by design; this machine is shared
@@ -226,6 +227,20 @@ def test_stack_with_models_of_its_own_and_two_workers(tmp_path_factory: pytest.T
         )
         assert demo.returncode == 0, demo.stderr
         assert re.fullmatch(r"task_[0-9a-f]{32} COMPLETED", demo.stdout.splitlines()[-1])
+        assert not (stack.data / "dev.json").exists()
+    finally:
+        stack.end()
+
+
+def test_stop_in_the_middle_of_the_start_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+    stack = DevStack(tmp_path_factory.mktemp("early"), "--no-model")
+    try:
+        stack.launch()
+        recorded = stack.data / "children.json"
+        until(lambda: recorded.exists() and "temporal" in recorded.read_text(), 60, "a first child")
+        processes = [pid for pid, _ in json.loads(recorded.read_text()).values()]
+        assert stack.stop() < 30
+        assert not [pid for pid in processes if alive(pid)]
         assert not (stack.data / "dev.json").exists()
     finally:
         stack.end()
