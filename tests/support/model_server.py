@@ -1,14 +1,15 @@
-"""A scripted OpenAI-compatible server on a real socket: exact bytes, chosen timing, and a record of what it saw.
+"""A scripted OpenAI-compatible server on a real socket: exact bytes, chosen timing, a record of what it saw.
 
     async with ModelServer() as server:
         server.script(stream(chunk("Hello"), chunk(" world"), finish(), usage(5, 2), DONE))
         ... call server.base_url ...
         call = server.calls[0]; call.body; call.written; await call.closed_by_client(2)
 
-A reply is a list of steps: bytes are written as they are, a number is a pause in seconds, an `asyncio.Event` is
-waited for, a callable is called (and awaited) with the call, `CLOSE` ends the connection in order, `RESET`
-breaks it. After the last step the connection is closed. `stream(...)` and `reply(...)` write the status line and
-headers; without them the steps are the whole answer. Replies are used in order, the last one again and again.
+A reply is a list of steps: bytes are written as they are, a number is a pause in seconds, an `asyncio.Event`
+is waited for, a callable is called (and awaited) with the call, `CLOSE` ends the connection in order, `RESET`
+breaks it. After the last step the connection is closed. `stream(...)` and `reply(...)` write the status line
+and headers; without them the steps are the whole answer. Replies are used in order, the last one again and
+again; a reply may be a function from the call to its steps.
 """
 
 from __future__ import annotations
