@@ -27,6 +27,7 @@ def details(life: Lifecycle, waiting: str | None, cancelled: bool) -> str:
         "callback": "sending its callback",
     }
     lines = [f"**{life.status}**" + (f", {reasons[waiting]}" if waiting in reasons else "")]
+    lines.append("")  # the UI makes a list only of what follows an empty line
     if cancelled and not life.status.final:
         lines.append("- cancel requested")
     if life.error_code:

@@ -1,0 +1,1 @@
+"""A browser test of the Temporal UI: `make check-ui`."""
