@@ -33,10 +33,15 @@ from perdure.task.states import Status
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["events"])
 
 EVENT: Final = "task-update"
+_EVENT: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "One event. `data` is JSON: the task as lists show it, and what is live.",
+    "properties": {"event": {"const": "task-update"}, "id": {"type": "string"}, "data": {"type": "string"}},
+}
 _STREAM: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "`text/event-stream`: events `task-update`, each with an `id` to resume after.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _EVENT}},
     },
     401: problem("No valid key or stream token."),
     422: INVALID,

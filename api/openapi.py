@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any, Final
 
+import orjson
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
@@ -51,7 +52,9 @@ _SECURITY: Final[list[dict[str, list[str]]]] = [{"bearer": []}, {"apiKey": []}]
 _SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer sk_…`"},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "streamToken": {"type": "apiKey", "in": "query", "name": "token", "description": "For a minute."},
 }
+_NAMES: Final = {"TaskReply": "Task", "ProblemReply": "Problem", "SubmitBody": "Submit"}
 _REF: Final = "#/components/schemas/{model}"
 
 
@@ -92,7 +95,19 @@ def _document(app: FastAPI) -> dict[str, Any]:
             continue
         for method in route.methods or ():
             _complete(document["paths"][route.path_format][method.lower()], route)
-    return document
+    return _renamed(document)
+
+
+def _renamed(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the schemas that users meet under plain names."""
+    schemas = document["components"]["schemas"]
+    text = orjson.dumps(document).decode()
+    for old, new in _NAMES.items():
+        text = text.replace(f'"#/components/schemas/{old}"', f'"#/components/schemas/{new}"')
+    renamed: dict[str, Any] = orjson.loads(text)
+    kept = renamed["components"]["schemas"]
+    renamed["components"]["schemas"] = {_NAMES.get(name, name): kept[name] for name in sorted(schemas)}
+    return renamed
 
 
 def _complete(operation: dict[str, Any], route: APIRoute) -> None:
@@ -107,5 +122,11 @@ def _complete(operation: dict[str, Any], route: APIRoute) -> None:
         responses.setdefault("401", problem("No valid key."))
         responses.setdefault("403", problem("The key lacks a scope, or may not act for the user."))
         responses.setdefault("422", problem("A value is refused; `errors` names it."))
+    elif route.path_format.startswith("/v1"):
+        operation["security"] = [*_SECURITY, {"streamToken": []}]
+        responses.setdefault("403", problem("The key lacks a scope, or may not act for the user."))
+    if operation.get("security"):
         responses.setdefault("503", problem("The database cannot be reached; try again.", retry=True))
+    if "{" in route.path_format:
+        responses.setdefault("404", problem("No such thing, as far as this key can see."))
     responses.setdefault("500", problem("A fault of ours; the request id finds it in the log."))

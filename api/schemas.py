@@ -140,7 +140,8 @@ class BulkBody(Body):
     tasks: list[Any] = Field(
         min_length=1,
         max_length=MAX_BULK,
-        json_schema_extra={"items": {"$ref": "#/components/schemas/Submit"}},
+        description="Each a `Submit`; another value gets a problem as its entry.",
+        json_schema_extra={"items": {"anyOf": [{"$ref": "#/components/schemas/SubmitBody"}, {}]}},
     )
 
 

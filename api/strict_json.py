@@ -23,10 +23,12 @@ from starlette.responses import Response
 
 from api.auth import authenticate
 from api.json_reader import read_json
-from api.problems import Problem
+from api.problems import FieldError, Problem, invalid
+from perdure.task.text import one_line
 
 MAX_BODY: Final = 1024 * 1024
 _THREAD_FROM: Final = 256 * 1024  # larger bodies are parsed beside the event loop
+_LISTS: Final = frozenset({"status", "include"})  # query parameters that may be repeated
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 
 
@@ -82,6 +84,8 @@ class StrictRoute(APIRoute):
                 principal = await authenticate(request, scope)
                 if reads_body:
                     request.app.state.resources.limits.take_body(principal)
+            if request.scope["query_string"]:
+                _check_query(request)
             if not reads_body:
                 return await inner(request)
             body = await _read_body(request, limit)
@@ -95,6 +99,16 @@ class StrictRoute(APIRoute):
             return await inner(_StrictRequest(request, body, value))
 
         return handle
+
+
+def _check_query(request: Request) -> None:
+    """Refuses a parameter that is given twice: two readers would take it for two things."""
+    seen = set()
+    for name, _ in request.query_params.multi_items():
+        if name in seen and name not in _LISTS:
+            shown = one_line(name, 100)
+            raise invalid([FieldError(None, "repeated", "the parameter stands twice", parameter=shown)])
+        seen.add(name)
 
 
 def routes_of(app: FastAPI) -> list[StrictRoute]:
