@@ -113,7 +113,7 @@ async def test_wrong_password_and_wrong_url(own_postgres: EmbeddedPostgres) -> N
 
 
 async def test_a_pooler_that_takes_no_session_settings_is_named(unused_tcp_port: int) -> None:
-    """PgBouncer in transaction mode refuses start-up parameters. What it says reaches the operator."""
+    """PgBouncer in transaction mode refuses start-up parameters; its words reach the operator."""
     text = b"SFATAL\0C08P01\0Munsupported startup parameter: statement_timeout\0\0"
     refusal = b"E" + (len(text) + 4).to_bytes(4, "big") + text
 
@@ -139,7 +139,7 @@ async def test_a_pooler_that_takes_no_session_settings_is_named(unused_tcp_port:
 
 
 async def test_a_kill_among_commits_leaves_whole_outcomes(own_postgres: EmbeddedPostgres) -> None:
-    """Row, result and callback of an outcome are all there or none is; every outcome can be committed again."""
+    """Row, result and callback of an outcome are all there or none is, and it can be committed again."""
     store = Store(make_engine(own_postgres.dsn, pool_size=5, application_name="test"))
     news = [new_task(callback_url=CALLBACK) for _ in range(60)]
     tasks = [task for task in (await store.tasks.create_many(news)).tasks if task]
