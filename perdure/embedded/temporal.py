@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -30,6 +31,7 @@ from temporalio.client import Client
 
 from perdure import names
 from perdure.embedded.ports import free_port
+from perdure.embedded.process import spawn
 
 NAMESPACE = "default"
 RETENTION = timedelta(hours=72)  # how long a closed run can be read; results live in Postgres
@@ -130,10 +132,16 @@ class EmbeddedTemporal:
     def start(self, timeout: float = 60) -> EmbeddedTemporal:
         """Starts and waits until the server serves. Raises TemporalStartError."""
         self.root.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as out:
-            self.proc = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
+        line = self.command()
+        if threading.current_thread() is threading.main_thread():
+            self.proc = spawn(
+                line, os.environ, self.log, self.root
+            )  # ends with this process, however that ends
+        else:  # on such a leash the server would end with the calling thread
+            with self.log.open("ab") as out:
+                self.proc = subprocess.Popen(
+                    line, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                )
         outcome: list[BaseException | None] = []
         waiter = threading.Thread(target=self._wait, args=(timeout, outcome))  # the caller may have a loop
         waiter.start()
