@@ -12,7 +12,6 @@ from perdure.embedded.temporal import EmbeddedTemporal, server_settings
 from perdure.probe import SLOW_HOP, SLOW_TIMER, Effects, measure
 from workflows.probe import EngineProbe
 
-
 TRIES = 3  # a busy machine can blur one measurement of times
 
 
