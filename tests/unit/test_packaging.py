@@ -64,7 +64,7 @@ def test_every_dependency_says_why() -> None:
     "data", ["embedded/dynamicconfig.yaml", "embedded/models.toml", "demo_text.txt", "py.typed"]
 )
 def test_data_files_are_inside_the_package(data: str) -> None:
-    """The wheel takes what lies in our packages and git keeps; two of these are links to the one true file."""
+    """The wheel takes what lies in our packages and git keeps; two of these are links."""
     path = ROOT / "perdure" / data
     assert path.is_file()
     assert data == "py.typed" or path.read_text().strip()
