@@ -16,7 +16,7 @@ from workflows.maintenance import CallbackSweep, Reconcile, Retention
 
 WORKFLOWS: Final[list[type]] = [InferenceTask, Reconcile, CallbackSweep, Retention]
 _POLLERS: Final = 20
-_CACHED_WORKFLOWS: Final = 500  # about 130 kB each
+CACHED_WORKFLOWS: Final = 500  # about 130 kB each
 _STICKY: Final = timedelta(seconds=2)  # what a killed control worker costs its tasks
 
 
@@ -28,17 +28,24 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 
 
 def build_control_worker(
-    client: Client, activities: Sequence[Callable[..., Any]], *, records_at_once: int
+    client: Client,
+    activities: Sequence[Callable[..., Any]],
+    *,
+    records_at_once: int,
+    cached_workflows: int = CACHED_WORKFLOWS,
 ) -> Worker:
-    """`records_at_once` bounds the activities that hold a database connection: the size of the pool."""
+    """`records_at_once` bounds the activities that hold a database connection: the size of the pool.
+
+    `cached_workflows`: runs beyond that are dropped from memory and replayed at their next event.
+    """
     return Worker(
         client,
         task_queue=names.CONTROL_QUEUE,
         workflows=WORKFLOWS,
         activities=activities,
         workflow_runner=workflow_runner(),
-        max_cached_workflows=_CACHED_WORKFLOWS,
-        max_concurrent_workflow_tasks=_CACHED_WORKFLOWS,
+        max_cached_workflows=cached_workflows,
+        max_concurrent_workflow_tasks=CACHED_WORKFLOWS,
         max_concurrent_activities=records_at_once * 4,
         max_concurrent_local_activities=records_at_once,
         workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(_POLLERS),

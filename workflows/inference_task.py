@@ -107,11 +107,14 @@ class InferenceTask:
     async def run(self, task: TaskInput) -> CommitReceipt:
         """Attempts until there is an end, commits it, delivers its callback."""
         steps = asyncio.create_task(self._steps())
-        while True:
+        while (
+            not steps.done()
+        ):  # a run that leaves the worker's cache has its steps cancelled, too: let it go
             try:
-                return await asyncio.shield(steps)
+                await workflow.wait([steps])
             except asyncio.CancelledError:
                 self.cancel("cancelled in Temporal")  # the one place where Temporal's own cancel comes in
+        return steps.result()
 
     async def _steps(self) -> CommitReceipt:
         writer = asyncio.create_task(keep_row(self.life, self._written, self._upsert_status))
