@@ -36,6 +36,7 @@ CASES: list[Case] = [
     *rows_latency.CASES,
     *rows_slots.CASES,
     *rows_priority.CASES,
+    rows_slots.LAST,
     *rows_faults.CASES,
     *rows_cancel.CASES,
 ]

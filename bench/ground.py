@@ -103,8 +103,8 @@ class Ground:
             self.stack = await enter(Stack(text, gpu_workers=self.kind.gpu_workers, env=drain))
             self.api = Api(self.stack.url("api"), connections=32)
             self._stack.push_async_callback(self.api.aclose)
-            self.rows = await asyncpg.connect(self.stack.database_url)
-            self._stack.push_async_callback(self.rows.close)
+            rows = asyncpg.create_pool(self.stack.database_url, min_size=1, max_size=4)
+            self.rows = await enter(rows)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -143,7 +143,7 @@ class Ground:
             body = {"user_id": user, "reason": "the row is measured"}
             while (await self.api.expect(202, "POST", "/v1/tasks/cancel", body))["has_more"]:
                 pass
-            await self.ended(user, seconds=120)
+            await self.ended(user, seconds=600)
 
     async def count(self, user: str, *states: str) -> int:
         sql = "SELECT count(*) FROM tasks WHERE user_id = $1 AND status = ANY($2)"

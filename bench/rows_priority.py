@@ -214,7 +214,7 @@ async def flood(ground: Ground) -> list[Row]:
     hot, cold = ground.label("hot"), ground.label("cold")
     deep = 40  # HIGH tasks that are open at any time
     await ground.submit_all([lasting("ageing", hot, 0.25, "HIGH")] * deep)
-    await ground.reached(hot, "PROCESSING", _SLOTS, seconds=30)
+    await ground.reached(hot, "COMPLETED", _SLOTS, seconds=60)
     began = time.time()
     await ground.submit_all([lasting("ageing", cold, 0.25, "LOW")] * 5)
     while time.time() - began < seconds:

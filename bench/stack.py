@@ -134,10 +134,9 @@ def tree_cpu(pid: int) -> float:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what would change the product's settings."""
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "TEMPORAL_"))
-    }
+    """Ours without what would change the product's settings or slow its imports."""
+    ours = ("PERDURE_", "TEMPORAL_", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 def _free_base(workers: int) -> int:
