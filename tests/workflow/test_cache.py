@@ -1,4 +1,4 @@
-"""More runs than a control worker keeps in memory: the others are dropped, and replayed when something comes."""
+"""More runs than a control worker keeps in memory: some are dropped, and replayed when something comes."""
 
 from __future__ import annotations
 
