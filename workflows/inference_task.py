@@ -107,9 +107,8 @@ class InferenceTask:
     async def run(self, task: TaskInput) -> CommitReceipt:
         """Attempts until there is an end, commits it, delivers its callback."""
         steps = asyncio.create_task(self._steps())
-        while (
-            not steps.done()
-        ):  # a run that leaves the worker's cache has its steps cancelled, too: let it go
+        # A run that leaves the worker's cache has its steps cancelled, too: then they are done, and it goes.
+        while not steps.done():
             try:
                 await workflow.wait([steps])
             except asyncio.CancelledError:
