@@ -17,7 +17,7 @@ from perdure import names
 from perdure.callback.guard import CallbackRejected, check_url
 from perdure.models import Model
 from perdure.observability.traces import current_traceparent
-from perdure.store.rows import ALL_EVENTS, NewTask, Principal, TaskRow
+from perdure.store.rows import ALL_EVENTS, CreateResult, Idempotency, NewTask, Principal, TaskRow
 from perdure.task.states import Status
 
 audit: Final = logging.getLogger("perdure.audit")
@@ -104,11 +104,20 @@ class Acceptance:
             field = FieldError("/callback_url", error.code, error.message)
             raise invalid([field], "callback-url-rejected") from None
 
-    async def admit(self, new: NewTask) -> None:
-        """Refuses what would wait beyond a bound. Raises Problem 429."""
-        problem = await self._resources.pressure.admit(new.user_id, new.pool, new.priority)
-        if problem is not None:
-            raise problem
+    async def refusal(self, new: NewTask) -> Problem | None:
+        """Lets the task in, or gives the 429 of a bound on what waits."""
+        return await self._resources.pressure.admit(new.user_id, new.pool, new.priority)
+
+    async def keep(self, new: NewTask, held: Idempotency | None) -> CreateResult:
+        """Writes the task, or finds the one that the same request wrote before: a repeat is answered also
+        while nothing new is let in. Raises Problem 429."""
+        refusal = await self.refusal(new)
+        if refusal is None:
+            return await self._resources.intake.add(new, held)
+        known = await self._resources.store.tasks.recall(held) if held else None
+        if known is None:
+            raise refusal
+        return CreateResult(known.kind, known.tasks[0] if known.tasks else None)
 
     def count(self, new: NewTask, action: str) -> None:
         """Counts and audits a task that was written."""

@@ -12,12 +12,23 @@ import base64
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI
 from temporalio.client import Client
 
-from api import admin, codec, health, openapi, problems, steer, submit, tasks
+from api import (
+    admin,
+    callback_secrets,
+    callbacks,
+    codec,
+    events,
+    health,
+    openapi,
+    problems,
+    steer,
+    submit,
+    tasks,
+)
 from api.auth import Authenticator, check_host
 from api.deps import Resources
 from api.intake import Intake
@@ -64,7 +75,7 @@ def create_app(settings: ApiSettings, *, sdk: SdkMetrics | None = None) -> FastA
             app.state.resources.drain.set()
 
     app = FastAPI(title="Perdure", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for part in (submit, tasks, steer, *_others(), admin, codec, health):
+    for part in (submit, tasks, steer, events, callbacks, callback_secrets, admin, codec, health):
         app.include_router(part.router)
     routes = routes_of(app)
     problems.install(app, lambda path: _methods(routes, path))
@@ -72,19 +83,6 @@ def create_app(settings: ApiSettings, *, sdk: SdkMetrics | None = None) -> FastA
     metrics.know_routes((method, route.path) for route in routes for method in route.methods or ())
     app.add_middleware(Edge, trusted_proxies=settings.trusted_proxies, metrics=metrics)
     return app
-
-
-def _others() -> list[Any]:
-    import importlib
-
-    found = []
-    for name in ("api.events", "api.callbacks", "api.callback_secrets"):
-        try:
-            found.append(importlib.import_module(name))
-        except ModuleNotFoundError as error:
-            if error.name != name:
-                raise
-    return found
 
 
 def _methods(routes: list[StrictRoute], path: str) -> set[str]:

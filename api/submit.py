@@ -18,7 +18,7 @@ from api.replies import ACCEPTED, BULK, REFUSED_SUBMIT, TASK_OK
 from api.schemas import BulkBody, RerunBody, SubmitBody
 from api.strict_json import StrictRoute, requires
 from perdure import names
-from perdure.store.rows import CreateResult, NewTask, Principal, TaskRow
+from perdure.store.rows import CreateResult, NewTask, TaskRow
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["tasks"])
 BULK_BYTES: Final = 16 * 1024 * 1024
@@ -41,9 +41,8 @@ async def submit(
     resources.limits.take_submits(principal)
     acceptance = Acceptance(resources, principal)
     new = acceptance.task(body)
-    await acceptance.admit(new)
     held = idempotency(key, new.user_id, "submit", accepted(body, new.user_id)) if key else None
-    result = await resources.intake.add(new, held)
+    result = await acceptance.keep(new, held)
     return await _written(result, new, acceptance, "task created", request, resources)
 
 
@@ -70,10 +69,9 @@ async def rerun(
     resources.limits.take_submits(principal)
     acceptance = Acceptance(resources, principal)
     new = acceptance.rerun(old, body or RerunBody())
-    await acceptance.admit(new)
     asked = {"task_id": task_id, **(body or RerunBody()).model_dump(mode="python")}
     held = idempotency(key, new.user_id, "rerun", asked) if key else None
-    result = await resources.intake.add(new, held)
+    result = await acceptance.keep(new, held)
     return await _written(result, new, acceptance, "task rerun", request, resources)
 
 
@@ -130,46 +128,44 @@ async def bulk(
     per task, in order: the task, or the problem that refuses it."""
     key = idempotency_key(request)
     acceptance = Acceptance(resources, principal)
+    entries, good = await _judge(body, acceptance, request_id_of(request))
+    if good:
+        resources.limits.take_submits(principal, len(good))
+    reply = orjson.dumps(entries).decode()
+    held = idempotency(key, principal.user_id, "bulk", body.tasks, reply=reply) if key else None
+    result = await resources.intake.add_many(good, held) if good else None
+    if result is None and held is not None:  # a repeat of what was kept before the bounds were reached
+        result = await resources.store.tasks.recall(held)
+    headers = {"Cache-Control": "private, no-cache"}
+    if result is None:
+        return json_response({"tasks": entries}, 202, headers)
+    if result.kind == "conflict":
+        raise key_reused()
+    if result.kind == "replayed":
+        headers["Idempotent-Replayed"] = "true"
+        entries = orjson.loads(result.reply or reply)
+    else:
+        for new in good:
+            acceptance.count(new, "task created")
+    return json_response({"tasks": _merge(entries, result.tasks)}, 202, headers)
+
+
+async def _judge(
+    body: BulkBody, acceptance: Acceptance, request_id: str | None
+) -> tuple[list[dict[str, Any] | None], list[NewTask]]:
+    """(problems in the order of the call with None for each good task, the good tasks)."""
     entries: list[dict[str, Any] | None] = []
     good: list[NewTask] = []
     for item in body.tasks:
         try:
             new = acceptance.task(_item(item))
-            await acceptance.admit(new)
+            refusal = await acceptance.refusal(new)
         except Problem as problem:
-            entries.append(problem.as_json(request_id_of(request)))
-        else:
-            entries.append(None)
+            refusal = problem
+        if refusal is None:
             good.append(new)
-    replayed = False
-    tasks: list[TaskRow | None] = []
-    if good:
-        resources.limits.take_submits(principal, len(good))
-        tasks, entries, replayed = await _write_many(good, entries, key, body, principal, resources)
-    if not replayed:
-        for new in good:
-            acceptance.count(new, "task created")
-    headers = {"Cache-Control": "private, no-cache", **({"Idempotent-Replayed": "true"} if replayed else {})}
-    return json_response({"tasks": _merge(entries, tasks)}, 202, headers)
-
-
-async def _write_many(
-    good: list[NewTask],
-    entries: list[dict[str, Any] | None],
-    key: str | None,
-    body: BulkBody,
-    principal: Principal,
-    resources: Resources,
-) -> tuple[list[TaskRow | None], list[dict[str, Any] | None], bool]:
-    """(tasks, entries, replayed). The problems between the tasks are kept with the key, for a replay."""
-    reply = orjson.dumps(entries).decode()
-    held = idempotency(key, principal.user_id, "bulk", body.tasks, reply=reply) if key else None
-    result = await resources.intake.add_many(good, held)
-    if result.kind == "conflict":
-        raise key_reused()
-    if result.kind == "replayed" and result.reply is not None:
-        entries = orjson.loads(result.reply)
-    return result.tasks, entries, result.kind == "replayed"
+        entries.append(None if refusal is None else refusal.as_json(request_id))
+    return entries, good
 
 
 def _item(item: Any) -> SubmitBody:

@@ -117,15 +117,18 @@ class Submits(Repository):
             found = await self._one(_FIND_KEY, **key)
             if not found:
                 continue  # it expired or was dropped in between
-            fingerprint, task_ids, reply = found[0][-3:]
-            tasks = _in_order([row for row in found if row[0] is not None], task_ids)
-            if all(task is None for task in tasks):
-                await self._one(_DROP_KEY, **key, task_ids=task_ids)
-                continue
-            if bytes(fingerprint) != idempotency.fingerprint:
-                return CreateManyResult("conflict", [])
-            return CreateManyResult("replayed", tasks, reply)
+            known = _recalled(found, idempotency)
+            if known is not None:
+                return known
+            await self._one(_DROP_KEY, **key, task_ids=found[0][-2])
         raise StoreUnavailable("the idempotency key changes hands too fast; try again")
+
+    async def recall(self, idempotency: Idempotency) -> CreateManyResult | None:
+        """What the request that holds this key gave: `replayed` or `conflict`. None while the key is free."""
+        found = await self._one(
+            _FIND_KEY, user=idempotency.user_id, route=idempotency.route, key=idempotency.key
+        )
+        return _recalled(found, idempotency) if found else None
 
 
 def _fields(new: NewTask) -> dict[str, Any]:
@@ -150,6 +153,17 @@ def _fields(new: NewTask) -> dict[str, Any]:
         "rerun_of": new.rerun_of,
         "traceparent": new.traceparent,
     }
+
+
+def _recalled(found: Sequence[Any], idempotency: Idempotency) -> CreateManyResult | None:
+    """The answer to a repeat, from the key's rows. None when all its tasks were deleted: the key is free."""
+    fingerprint, task_ids, reply = found[0][-3:]
+    tasks = _in_order([row for row in found if row[0] is not None], task_ids)
+    if all(task is None for task in tasks):
+        return None
+    if bytes(fingerprint) != idempotency.fingerprint:
+        return CreateManyResult("conflict", [])
+    return CreateManyResult("replayed", tasks, reply)
 
 
 def _in_order(rows: Sequence[Any], ids: Sequence[str]) -> list[TaskRow | None]:

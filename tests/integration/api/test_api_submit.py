@@ -355,6 +355,23 @@ async def test_a_full_class_is_refused_low_first(api: Api) -> None:
     assert [entry.get("code") for entry in bulk.json()["tasks"]] == ["pool-full", None]
 
 
+async def test_a_repeat_is_answered_while_nothing_new_is_let_in(api: Api) -> None:
+    low: dict[str, Any] = {"model_id": "narrow:1", "priority": "LOW"}
+    first = await api.submit({"Idempotency-Key": "a"}, **low)
+    many = {"tasks": [{**SIMULATED, **low}]}
+    bulk = await api.client.post("/v1/tasks/bulk", json=many, headers={"Idempotency-Key": "b"})
+    full = await api.client.post("/v1/tasks", json={**SIMULATED, **low}, headers={"Idempotency-Key": "c"})
+    assert full.status_code == 429
+    again = await api.submit({"Idempotency-Key": "a"}, **low)
+    assert again["task_id"] == first["task_id"]
+    replay = await api.client.post("/v1/tasks/bulk", json=many, headers={"Idempotency-Key": "b"})
+    assert replay.headers["Idempotent-Replayed"] == "true"
+    assert replay.json()["tasks"][0]["task_id"] == bulk.json()["tasks"][0]["task_id"]
+    other = {**SIMULATED, **low, "max_retries": 9}
+    reused = await api.client.post("/v1/tasks", json=other, headers={"Idempotency-Key": "a"})
+    assert reused.json()["code"] == "idempotency-key-reused"
+
+
 async def test_a_user_may_have_so_many_waiting(settings: ApiSettings, store: Store) -> None:
     bounded = settings.model_copy(update={"auth": "keys", "max_waiting_per_user": 3})
     async with running_app(bounded, store) as one:
