@@ -33,6 +33,7 @@ from temporalio.service import RetryConfig, RPCError, RPCStatusCode
 from perdure import names
 from perdure.codec import Codec, parse_keys
 from perdure.contracts import Beat, CancelRequest, TaskInput
+from perdure.observability.failures import RedactingFailureConverter
 from perdure.settings import WorkerSettings
 from perdure.task.story import task_summary
 
@@ -53,9 +54,14 @@ class EngineRefused(Exception):  # noqa: N818 - the same
 
 
 def make_converter(settings: WorkerSettings) -> DataConverter:
-    """Pydantic JSON, compressed, and encrypted when PERDURE_PAYLOAD_KEY is set. Raises PayloadKeyError."""
+    """Pydantic JSON, compressed, encrypted when PERDURE_PAYLOAD_KEY is set; failures carry no secret.
+
+    Raises PayloadKeyError.
+    """
     keys = parse_keys(settings.payload_key.get_secret_value()) if settings.payload_key else []
-    return dataclasses.replace(pydantic_data_converter, payload_codec=Codec(keys))
+    return dataclasses.replace(
+        pydantic_data_converter, payload_codec=Codec(keys), failure_converter_class=RedactingFailureConverter
+    )
 
 
 async def connect(

@@ -20,10 +20,12 @@ SELECT pool, priority,
     count(*) FILTER (WHERE status = 'QUEUED'),
     count(*) FILTER (WHERE status = 'PROCESSING'),
     count(*) FILTER (WHERE status = 'PENDING' AND due > now()),
-    CAST(COALESCE(GREATEST(0, EXTRACT(EPOCH FROM now() - min(due) FILTER (WHERE status <> 'PROCESSING'))), 0)
-        AS double precision)
+    CAST(COALESCE(GREATEST(0, EXTRACT(EPOCH FROM
+        now() - min(due) FILTER (WHERE status <> 'PROCESSING' AND started_at IS NULL)
+    )), 0) AS double precision)
 FROM (
-    SELECT pool, priority, status, GREATEST(created_at, not_before) AS due FROM tasks WHERE status IN {ACTIVE}
+    SELECT pool, priority, status, started_at, GREATEST(created_at, not_before) AS due
+    FROM tasks WHERE status IN {ACTIVE}
 ) t
 GROUP BY pool, priority
 """

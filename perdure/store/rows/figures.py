@@ -11,7 +11,8 @@ from perdure.task.states import Priority
 @dataclass(frozen=True, slots=True)
 class QueueStat:
     """One class of one pool. `pending` + `queued` wait, `running` are PROCESSING, `scheduled` have a
-    `not_before` to come and are in none of the others. `oldest_wait` in seconds, 0 when nothing waits."""
+    `not_before` to come and are in none of the others. `oldest_wait` in seconds, of
+    tasks that have not started yet; 0 when none waits."""
 
     pool: str
     priority: Priority

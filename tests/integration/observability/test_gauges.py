@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from perdure.contracts import Projection
 from perdure.embedded.postgres import EmbeddedPostgres
 from perdure.models import parse_catalogue
 from perdure.observability import gauges
@@ -16,7 +18,7 @@ from perdure.observability.metrics import Metrics
 from perdure.observability.page import Exposition
 from perdure.store import Store, make_engine
 from perdure.store.rows import WorkerReport
-from perdure.task.states import Priority
+from perdure.task.states import Priority, Status
 from tests.support.tasks import submit
 from tests.support.waiting import until
 
@@ -106,3 +108,15 @@ async def test_the_page_answers_with_the_last_figures_while_postgres_is_away(
         await until(back)
     finally:
         await store.aclose()
+
+
+async def test_a_task_that_waits_again_is_no_consumption_delay(store: Store) -> None:
+    """It started long ago and failed: its back-off says nothing of how fast new tasks are taken."""
+    old = datetime.now(UTC) - timedelta(hours=1)
+    task = await submit(store)
+    await store.tasks.project(
+        Projection(task_id=task, version=5, status=Status.QUEUED, queued_at=old, started_at=old)
+    )
+    seen = await figures(page_of(store))
+    assert seen["perdure_queue_depth{pool=p,priority=NORMAL}"] == 1
+    assert seen["perdure_queue_oldest_wait_seconds{pool=p,priority=NORMAL}"] == 0
