@@ -164,13 +164,13 @@ class Hub:
         if self._runner is None and not self.draining:
             self._runner = asyncio.create_task(self._run())
 
-    async def result_of(self, watch: Watch) -> TaskRow | None:
-        """The final row with its result: one read for all who watch. None when it was deleted meanwhile.
+    async def final_text(self, watch: Watch) -> str | None:
+        """The text of a final task's result: one read for all who watch. None when it has no text.
 
         Raises StoreError.
         """
         if watch.ending is None:
-            watch.ending = asyncio.create_task(self._rows.by_id_any(watch.task_id, ("result", "attempts")))
+            watch.ending = asyncio.create_task(self._read_text(watch.task_id))
         ending = watch.ending
         try:
             return await asyncio.shield(ending)
@@ -178,6 +178,12 @@ class Hub:
             if watch.ending is ending:
                 watch.ending = None  # the next reader asks again
             raise
+
+    async def _read_text(self, task_id: str) -> str | None:
+        row = await self._rows.by_id_any(task_id, ("result",))
+        result = row.result if row else None
+        text = result.get("text") if isinstance(result, dict) else None
+        return text if isinstance(text, str) else None
 
     async def freshen(self, watch: Watch, *, beat: int = 0) -> None:
         """Has at hand what is known beside the row: a running task's beat, a waiting one's place. `beat`: the

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from perdure.contracts import Beat
 from perdure.live.cursor import FINAL_CURSOR, Cursor, text_crc
@@ -83,6 +83,7 @@ class Reader:
         self._partial = partial
         self._ready = False
         self._shown: object = None  # what the last update said of beat and queue
+        self._text_read: str | None = None  # the text that the last part was taken from
 
     async def next(self, seconds: float) -> Update | None:
         """The next update, as soon as there is one. None when there was none in time, or it ended."""
@@ -164,13 +165,15 @@ class Reader:
         text = _Text(None, False, 0, 0)
         if self._partial:
             try:
-                full = await self._hub.result_of(self._watch)
+                whole = await self._hub.final_text(self._watch)
             except StoreError as error:
                 log.debug("a result is read again", extra={"error": str(error)})
                 await asyncio.sleep(_AGAIN)
                 self._waiter.wake.set()
                 return None
-            text = _unseen(_result_text(full, self._watch.beat), last, whole=True)
+            if whole is None and self._watch.beat is not None and self._watch.beat.text:
+                whole = clean(self._watch.beat.text)  # it keeps none: what was seen last is all there is
+            text = self._unseen(whole, last, whole=True)
             if text.rest:
                 stage = story.last_stage
                 back = story.at(stage)
@@ -187,35 +190,26 @@ class Reader:
         if not self._partial or beat.text is None:
             return _Text(None, over, offset, crc)
         whole = beat.restarted or (beat.attempt > 1 and not beat.resumed_from_tokens)
-        text = _unseen(clean(beat.text), None if over else last, whole=whole)
+        text = self._unseen(clean(beat.text), None if over else last, whole=whole)
         return text._replace(restarted=text.restarted or over)
 
-
-def _unseen(text: str | None, last: Cursor | None, *, whole: bool) -> _Text:
-    """What follows the place of `last` in a text; all of it, marked as restarted, when that place is in
-    another text. A text shorter than that place is waited for, unless it is `whole`."""
-    offset, crc = (last.offset, last.crc) if last else (0, 0)
-    if text is None:
-        return _Text(None, False, offset, crc)
-    restarted = False
-    if len(text) < offset:
-        if not whole:
+    def _unseen(self, text: str | None, last: Cursor | None, *, whole: bool) -> _Text:
+        """What follows the place of `last` in a text; all of it, marked as restarted, when that place is in
+        another text. A text shorter than that place is waited for, unless it is `whole`."""
+        offset, crc = (last.offset, last.crc) if last else (0, 0)
+        if text is None:
             return _Text(None, False, offset, crc)
-        restarted = True
-    elif offset and text_crc(text[:offset]) != crc:
-        restarted = True
-    if restarted:
-        offset, crc = 0, 0
-    new = text[offset : offset + MAX_PART]
-    part = Part(offset, new) if new or restarted else None
-    end = offset + len(new)
-    return _Text(part, restarted, end, text_crc(new, crc), len(text) - end)
-
-
-def _result_text(row: TaskRow | None, beat: Beat | None) -> str | None:
-    """The text of a final row; what was seen last where it keeps none."""
-    result: Any = row.result if row else None
-    text = result.get("text") if isinstance(result, dict) else None
-    if isinstance(text, str):
-        return text
-    return clean(beat.text) if beat is not None and beat.text else None
+        restarted = False
+        if len(text) < offset:
+            if not whole:
+                return _Text(None, False, offset, crc)
+            restarted = True
+        elif offset and text is not self._text_read and text_crc(text[:offset]) != crc:
+            restarted = True
+        if restarted:
+            offset, crc = 0, 0
+        self._text_read = text  # from here on the place is known to be in this very text
+        new = text[offset : offset + MAX_PART]
+        part = Part(offset, new) if new or restarted else None
+        end = offset + len(new)
+        return _Text(part, restarted, end, text_crc(new, crc), len(text) - end)

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from perdure.contracts import Beat
 from perdure.live.queue import QueueInfo
 from perdure.live.story import Story
-from perdure.store.rows import TaskRow
 from perdure.task.states import Status
 
 _UNREAD: Final = -1  # change number of a row that was not read yet
@@ -35,7 +34,7 @@ class Watch:
         self.placed_at = float("-inf")
         self.gone = False  # there is no such row
         self.waiters: set[Waiter] = set()
-        self.ending: asyncio.Task[TaskRow | None] | None = None  # reads the final row's result, once for all
+        self.ending: asyncio.Task[str | None] | None = None  # reads the result's text, once for all
 
     @property
     def settled(self) -> bool:
