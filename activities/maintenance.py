@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -12,12 +13,13 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.service import RPCError
 
 from perdure import names
-from perdure.contracts import Outcome
+from perdure.contracts import CommitReceipt, Outcome
 from perdure.models import Catalogue
 from perdure.observability.ends import ended_in_place
 from perdure.observability.metrics import Metrics
 from perdure.start import task_input
 from perdure.store.engine import Store
+from perdure.store.errors import StoreUnavailable
 from perdure.store.rows import TaskRow
 from perdure.task.errors import ErrorCode
 from perdure.task.states import Status
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS: Final = 60.0
 CANCEL_SECONDS: Final = 5.0
 _BATCH: Final = 100
+_PAGE: Final = 500  # closed runs looked up in the store at once
 _OVERLAP: Final = timedelta(seconds=30)  # visibility lags behind: each pass looks a little further back
 _FIRST_LOOK: Final = timedelta(hours=1)
 _MARK: Final = "visibility"
@@ -39,7 +42,10 @@ _TERMINATED = (WorkflowExecutionStatus.TERMINATED, WorkflowExecutionStatus.CANCE
 
 
 class MaintenanceActivities:
-    """Every repair is compare-and-set on the row, logged and counted; two passes at once do no harm."""
+    """Every repair is compare-and-set on the row, logged and counted; two passes at once do no harm.
+
+    `commit` writes an outcome that the row has lost (RecordActivities.commit_again).
+    """
 
     def __init__(
         self,
@@ -48,43 +54,65 @@ class MaintenanceActivities:
         catalogue: Catalogue,
         metrics: Metrics,
         *,
+        commit: Callable[[Outcome], Awaitable[CommitReceipt]],
         retention_days: int,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         self._store, self._client, self._catalogue, self._metrics = store, client, catalogue, metrics
-        self._gate = TemporalGate(client)
+        self._gate, self._commit = TemporalGate(client), commit
         self._retention_days, self._silent = retention_days, silent_seconds
 
     @activity.defn(name=names.ACT_RECONCILE)
     async def reconcile(self) -> int:
-        """One pass; returns how many rows it repaired."""
-        repaired = await self._closed_badly()
-        activity.heartbeat()
+        """One pass; returns how many rows it repaired.
+
+        Raises StoreUnavailable. Nothing else ends a pass: what cannot be looked at is logged and left for the
+        next one, so that one odd row or a visibility store that is down holds up no other repair.
+        """
+        try:
+            repaired = await self._closed_badly()
+        except (RPCError, EngineUnavailable, EngineRefused) as error:
+            log.warning("closed runs cannot be listed", extra={"reason": type(error).__name__})
+            repaired = 0
         for row in await self._store.maintenance.cancels_due(CANCEL_SECONDS, _BATCH):
-            repaired += await self._signal_again(row)
-            activity.heartbeat()
+            repaired += await self._each(self._signal_again, row)
         for row in await self._store.maintenance.silent(self._silent, _BATCH):
-            repaired += await self._settle(row)
-            activity.heartbeat()
+            repaired += await self._each(self._settle, row)
         self._metrics.reconciler_last_run.set_to_current_time()
         return repaired
+
+    async def _each(self, repair: Callable[[TaskRow], Awaitable[int]], row: TaskRow) -> int:
+        """One repair, which may fail by itself: a payload of another key, an answer that nobody foresaw."""
+        activity.heartbeat()
+        try:
+            return await repair(row)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            log.error(
+                "row cannot be repaired", extra={"task_id": row.task_id, "reason": type(error).__name__}
+            )
+            return 0
 
     async def _closed_badly(self) -> int:
         """Runs that ended without committing, since the mark: a terminate shows within one pass."""
         now = datetime.now(UTC)
         mark = await self._store.maintenance.mark(_MARK) or now - _FIRST_LOOK
         since = (mark - _OVERLAP).strftime("%Y-%m-%dT%H:%M:%SZ")
-        repaired = seen = 0
+        repaired, page = 0, []
         async for run in self._client.list_workflows(f"{_CLOSED_BADLY} AND CloseTime >= '{since}'"):
-            seen += 1
-            row = await self._store.tasks.by_id_any(run.id, include=())
-            if row is not None and not row.status.final:
-                repaired += await self._settle(row)
-            activity.heartbeat()
-            if seen >= _BATCH * 10:
-                return repaired  # the mark stays: the next pass goes on here
+            page.append(run.id)
+            if len(page) >= _PAGE:
+                repaired += await self._settle_open(page)
+                page = []
+        repaired += await self._settle_open(page)
         await self._store.maintenance.set_mark(_MARK, now)
         return repaired
+
+    async def _settle_open(self, task_ids: list[str]) -> int:
+        activity.heartbeat()
+        rows = await self._store.maintenance.open_of(task_ids) if task_ids else []
+        return sum([await self._each(self._settle, row) for row in rows])
 
     async def _signal_again(self, row: TaskRow) -> int:
         try:
@@ -121,7 +149,7 @@ class MaintenanceActivities:
         outcome = await self._outcome_of(handle)
         if outcome is None:
             return await self._fail(row, ErrorCode.INTERNAL, "the task's workflow ended without an outcome")
-        receipt = await self._store.tasks.commit(outcome)
+        receipt = await self._commit(outcome)
         return self._repaired("committed", row) if receipt.kind == "committed" else 0
 
     async def _outcome_of(self, handle: WorkflowHandle[Any, Any]) -> Outcome | None:
@@ -152,7 +180,8 @@ class MaintenanceActivities:
         except KeyError:
             message = f"model '{row.model_id}' is no longer configured; submit the task with another model_id"
             return await self._fail(restart, ErrorCode.MODEL_UNKNOWN, message)
-        except (EngineUnavailable, EngineRefused):
+        except EngineUnavailable:  # the start may have been taken: then the workflow writes its row
+            await self._store.maintenance.not_restarted(row.task_id, row.version)
             return 0
         return self._repaired("restarted", row)
 

@@ -10,14 +10,14 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from perdure import names
-from perdure.contracts import Beat, CommitReceipt, Outcome, Projection, TaskResult
+from perdure.contracts import AttemptRecord, Beat, CommitReceipt, Outcome, Projection, TaskResult, Usage
 from perdure.observability.metrics import Metrics
 from perdure.observability.traces import record_task, span, task_traceparent
 from perdure.store.engine import Store
 from perdure.store.errors import StoreRefused, StoreUnavailable
 from perdure.task.errors import ErrorCode
 from perdure.task.states import Status
-from perdure.task.text import clean, clean_json
+from perdure.task.text import clean_json
 from perdure.temporal import EngineRefused, EngineUnavailable, TemporalGate
 
 log = logging.getLogger(__name__)
@@ -60,17 +60,32 @@ class RecordActivities:
             one.set("perdure.commit", receipt.kind)
             return receipt
 
+    async def commit_again(self, outcome: Outcome) -> CommitReceipt:
+        """The same for an outcome that the row has lost; its callback is due at once, no workflow sends it.
+
+        Raises StoreUnavailable.
+        """
+        return await self._written(outcome, quick=False)
+
     async def _commit(self, outcome: Outcome) -> CommitReceipt:
         if outcome.take_last_beat:
             outcome = await self._with_last_beat(outcome)
         try:
-            receipt = await self._store.tasks.commit(outcome)
+            return await self._written(outcome, quick=True)
         except StoreUnavailable as error:
             raise ApplicationError("Postgres is not available", type="StoreUnavailable") from error
-        except StoreRefused:
-            log.error("Postgres refuses an outcome", extra={"task_id": outcome.projection.task_id})
-            outcome = _unstorable(outcome)
-            receipt = await self._store.tasks.commit(outcome)
+
+    async def _written(self, outcome: Outcome, *, quick: bool) -> CommitReceipt:
+        """Commits it, or what is left of it when Postgres refuses some: an end is never refused for ever."""
+        for poorer in (_cleaned_outcome, _bare_outcome):
+            try:
+                receipt = await self._store.tasks.commit(outcome, quick=quick)
+                break
+            except StoreRefused:
+                log.error("Postgres refuses an outcome", extra={"task_id": outcome.projection.task_id})
+                outcome = poorer(outcome)
+        else:
+            receipt = await self._store.tasks.commit(outcome, quick=quick)
         self._on_room()
         if receipt.kind == "committed":
             self._count(outcome)
@@ -159,22 +174,31 @@ def _cleaned_projection(projection: Projection) -> Projection:
     return Projection.model_validate(clean_json(projection.model_dump(mode="json")))
 
 
-def _unstorable(outcome: Outcome) -> Outcome:
-    """What Postgres refuses, cleaned, as FAILED `internal`: an outcome is never retried for ever."""
-    projection = _cleaned_projection(outcome.projection)
-    message = "the result held data that cannot be stored; it was cleaned and kept as far as possible"
+def _cleaned_outcome(outcome: Outcome) -> Outcome:
+    """What Postgres refuses, cleaned, as FAILED `internal`."""
     result = outcome.result
     if result is not None:
         result = TaskResult.model_validate(clean_json(result.model_dump(mode="json")))
-    return outcome.model_copy(
+    return _unstorable(outcome, _cleaned_projection(outcome.projection), result)
+
+
+def _bare_outcome(outcome: Outcome) -> Outcome:
+    """Nothing but the end, its times and the attempts' numbers."""
+    projection = outcome.projection
+    attempts = [
+        AttemptRecord(number=a.number, started_at=a.started_at, ended_at=a.ended_at, outcome=a.outcome)
+        for a in projection.attempts
+    ]
+    bare = projection.model_copy(update={"attempts": attempts, "usage": Usage()})
+    return _unstorable(outcome, bare, None)
+
+
+def _unstorable(outcome: Outcome, projection: Projection, result: TaskResult | None) -> Outcome:
+    failed = projection.model_copy(
         update={
-            "projection": projection.model_copy(
-                update={
-                    "status": Status.FAILED,
-                    "error_code": ErrorCode.INTERNAL.value,
-                    "error_message": clean(message),
-                }
-            ),
-            "result": result,
+            "status": Status.FAILED,
+            "error_code": ErrorCode.INTERNAL.value,
+            "error_message": "the result held data that cannot be stored; what could be stored was kept",
         }
     )
+    return outcome.model_copy(update={"projection": failed, "result": result})

@@ -321,6 +321,9 @@ class Dispatcher:
                 # The lease runs out, the same ids are started again ("already started") and written then.
                 log.warning("transition to QUEUED waits for Postgres", extra={"rows": len(batch)})
                 continue
+            except Exception:  # whatever it is, the next batch is written
+                log.exception("transition to QUEUED stumbled; the leases bring it again")
+                continue
             for found in flagged:
                 if found.cancel_requested:
                     await self._signal_cancel(found.task_id, found.cancel_reason)

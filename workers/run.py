@@ -41,7 +41,12 @@ async def _control(settings: DatabaseSettings) -> None:
         dispatcher = Dispatcher(store, gate, process.catalogue, process.metrics, process.identity)
         records = RecordActivities(store, gate, process.metrics, on_room=dispatcher.wake)
         upkeep = MaintenanceActivities(
-            store, client, process.catalogue, process.metrics, retention_days=settings.retention_days
+            store,
+            client,
+            process.catalogue,
+            process.metrics,
+            commit=records.commit_again,
+            retention_days=settings.retention_days,
         )
         worker = build_control_worker(
             client,

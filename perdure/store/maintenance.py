@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
@@ -27,12 +28,14 @@ UPDATE tasks t SET checked_at = now() FROM silent WHERE t.task_id = silent.task_
 RETURNING {PLAIN}, silent.since
 """
 )
+# The longer a row has not moved, the rarer its signals: each is an event in a history that nobody reads.
 _CANCELS: Final = sql(
     f"""
 WITH due AS (
     SELECT task_id FROM tasks
     WHERE cancel_requested AND status IN {ACTIVE} AND claimed_at IS NOT NULL
-        AND (cancel_signalled_at IS NULL OR cancel_signalled_at < now() - make_interval(secs => :seconds))
+        AND (cancel_signalled_at IS NULL OR cancel_signalled_at < now() - GREATEST(
+            make_interval(secs => :seconds), (cancel_signalled_at - updated_at) / 2))
     ORDER BY cancel_signalled_at NULLS FIRST LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE tasks t SET cancel_signalled_at = now() FROM due WHERE t.task_id = due.task_id RETURNING {PLAIN}
@@ -54,6 +57,15 @@ WITH t AS (
 )
 SELECT {FULL} FROM t {FULL_JOINS}
 """
+)
+_NOT_RESTARTED: Final = sql(
+    f"""
+UPDATE tasks t SET restarts = t.restarts - 1, missing_since = now()
+WHERE t.task_id = :id AND t.version = :version AND t.status IN {ACTIVE} AND t.restarts > 0 RETURNING 1
+"""
+)
+_OPEN: Final = sql(
+    f"SELECT {PLAIN} FROM tasks t WHERE t.task_id = ANY (CAST(:ids AS text[])) AND t.status IN {ACTIVE}"
 )
 _LOCK: Final = sql(
     f"SELECT {PLAIN}, now() FROM tasks t WHERE t.task_id = :id FOR NO KEY UPDATE",
@@ -103,7 +115,7 @@ class MaintenanceRepository(Repository):
     async def cancels_due(self, seconds: float = 5, limit: int = 100) -> list[TaskRow]:
         """Unfinished claimed rows whose cancel was asked for, and last signalled, `seconds` ago or longer.
 
-        Marks them signalled now.
+        A row that does not move is signalled ever more rarely. Marks them signalled now.
         """
         rows = await self._one(_CANCELS, seconds=float(seconds), limit=limit)
         return [task_row(row) for row in rows]
@@ -123,6 +135,14 @@ class MaintenanceRepository(Repository):
         """
         rows = await self._one(_RESTART, id=task_id, version=version)
         return task_row(rows[0]) if rows else None
+
+    async def not_restarted(self, task_id: str, version: int) -> None:
+        """Gives the restart back: Temporal did not take it, or did not say so. The row counts as missing."""
+        await self._one(_NOT_RESTARTED, id=task_id, version=version)
+
+    async def open_of(self, task_ids: Sequence[str]) -> list[TaskRow]:
+        """Those of these tasks that are not final."""
+        return [task_row(row) for row in await self._one(_OPEN, ids=list(task_ids))]
 
     async def fail(self, task_id: str, version: int, code: str, message: str) -> CommitReceipt:
         """Settles a row as FAILED with its callback (due at once), if it still stands at `version`."""
