@@ -9,6 +9,7 @@ run several processes to use more cores.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -101,6 +102,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        _collect_less()
         if self._started is not None:
             self._started.set()
 
@@ -127,6 +129,14 @@ class Server(uvicorn.Server):
     def _stop(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+def _collect_less() -> None:
+    """Leaves what start-up made out of garbage collection, and collects less often: a submit makes few cycles,
+    and looking for them stops every request (measured under load: half the p99 of submits)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 class OwnHosts:
