@@ -35,7 +35,7 @@ class Client:
     ) -> None:
         self.url = (url or os.environ.get("PERDURE_URL") or DEFAULT_URL).rstrip("/")
         key = api_key if api_key is not None else os.environ.get("PERDURE_API_KEY")
-        self._patience = patience
+        self.patience = patience
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.url,
@@ -98,7 +98,7 @@ class Client:
 
     async def _call(self, method: str, path: str, *, wait: int | None = None, **options: Any) -> Task:
         """One call, made again while the API is away or busy. All calls of this client may be repeated."""
-        end = time.monotonic() + self._patience
+        end = time.monotonic() + self.patience
         timeout = httpx.Timeout(30.0 + (wait or 0), connect=5.0)
         pause = 0.25
         while True:
@@ -177,7 +177,7 @@ class Client:
             now = time.monotonic()
             away_since = away_since or now
             pause = min(_MAX_PAUSE, max(pause, asked))
-            if now + pause - away_since > self._patience:
+            if now + pause - away_since > self.patience:
                 raise failure
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)

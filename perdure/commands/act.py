@@ -11,12 +11,13 @@ from perdure.commands import exits, show
 from perdure.commands.exits import UsageError
 
 _PAGE = 200
-_WATCH_PATIENCE = 120.0  # seconds that a watch outlives an API that is away
+_PATIENCE = 5.0  # seconds that a command looks for an API that is away
+_WATCH_PATIENCE = 120.0  # the same once it follows a task: a deploy takes a while
 
 
 async def submit(body: dict[str, Any], *, watch: bool, wait: bool, as_json: bool) -> int:
     """Submits. `wait` prints the result alone, `watch` follows the task; else its id is printed."""
-    async with Client(patience=_WATCH_PATIENCE if watch or wait else 30) as client:
+    async with Client(patience=_PATIENCE) as client:
         body["model_id"] = body["model_id"] or await _only_model(client)
         wanted = {name: value for name, value in body.items() if value not in (None, {})}
         task = await client.submit(wanted)
@@ -26,6 +27,7 @@ async def submit(body: dict[str, Any], *, watch: bool, wait: bool, as_json: bool
             show.print_json(task) if as_json else print(task["task_id"], flush=True)
             return exits.DONE
         print(task["task_id"], file=sys.stderr, flush=True)
+        client.patience = _WATCH_PATIENCE
         task = await client.finished(task["task_id"])
         if as_json:
             show.print_json(task)
@@ -48,7 +50,7 @@ async def _only_model(client: Client) -> str:
 
 async def get(task_id: str, *, text: bool, as_json: bool) -> int:
     """Prints a task."""
-    async with Client() as client:
+    async with Client(patience=_PATIENCE) as client:
         task = await client.get(task_id, include=["partial"])
     if as_json:
         show.print_json(task)
@@ -62,7 +64,7 @@ async def get(task_id: str, *, text: bool, as_json: bool) -> int:
 async def list_tasks(filters: dict[str, Any], *, limit: int, as_json: bool) -> int:
     """Prints the newest tasks, over as many pages as `limit` needs."""
     tasks: list[Task] = []
-    async with Client() as client:
+    async with Client(patience=_PATIENCE) as client:
         cursor: str | None = None
         while len(tasks) < limit:
             page = await client.list(limit=min(_PAGE, limit - len(tasks)), cursor=cursor, **filters)
@@ -80,7 +82,7 @@ async def list_tasks(filters: dict[str, Any], *, limit: int, as_json: bool) -> i
 
 async def watch(task_id: str, *, as_json: bool) -> int:
     """Follows a task to its end."""
-    async with Client(patience=_WATCH_PATIENCE) as client:
+    async with Client(patience=_PATIENCE) as client:
         return await _follow(client, task_id, as_json)
 
 
@@ -89,6 +91,7 @@ async def _follow(client: Client, task_id: str, as_json: bool) -> int:
     try:
         async with aclosing(client.watch(task_id, partial=True)) as events:
             async for event in events:
+                client.patience = _WATCH_PATIENCE
                 screen.event(event)
         task = await client.get(task_id)
         screen.end(task)
@@ -99,7 +102,7 @@ async def _follow(client: Client, task_id: str, as_json: bool) -> int:
 
 async def cancel(task_id: str, *, reason: str | None, as_json: bool) -> int:
     """Asks for a cancel."""
-    async with Client() as client:
+    async with Client(patience=_PATIENCE) as client:
         task = await client.cancel(task_id, reason)
     if as_json:
         show.print_json(task)
