@@ -88,6 +88,8 @@ class Process:
     async def run(self, worker: Worker, *beside: Awaitable[None]) -> None:
         """Runs the worker, and loops beside it, until a signal. A fatal error of the worker is raised."""
         loops = [asyncio.ensure_future(loop) for loop in beside]
+        for loop in loops:
+            loop.add_done_callback(_ended)
         async with worker:
             log.info("worker ready", extra={"worker": self.identity, "queue": worker.task_queue})
             await self.stop.asked.wait()
@@ -95,3 +97,9 @@ class Process:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
         log.info("worker stopped", extra={"worker": self.identity})
+
+
+def _ended(loop: asyncio.Future[None]) -> None:
+    """A loop beside the worker that ends by itself does so by a fault of ours: it must not go unseen."""
+    if not loop.cancelled() and (error := loop.exception()) is not None:
+        log.error("a part of this worker ended; start the worker again", exc_info=error)

@@ -1,4 +1,4 @@
-"""The schedules of upkeep: made once, brought up to date at each start, kept while Temporal is away."""
+"""The schedules of upkeep: brought up to date at each start, made again should Temporal lose them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from temporalio.client import (
     ScheduleUpdate,
     ScheduleUpdateInput,
 )
+from temporalio.service import RPCError
 
 from perdure import names
 from perdure.temporal import EngineRefused, EngineUnavailable, bounded
@@ -29,6 +30,7 @@ RECONCILE_EVERY: Final = timedelta(seconds=5)
 SWEEP_EVERY: Final = timedelta(seconds=5)
 RETENTION_EVERY: Final = timedelta(hours=1)
 _RETRY_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 60.0  # an engine restored from a copy, or a schedule deleted by hand
 
 SCHEDULES: Final = {
     names.SCHEDULE_RECONCILE: (names.WF_RECONCILE, RECONCILE_EVERY),
@@ -37,16 +39,18 @@ SCHEDULES: Final = {
 }
 
 
-async def keep_schedules(client: Client) -> None:
-    """Makes or updates every schedule, trying until Temporal answers, then returns."""
-    for schedule_id, (workflow, every) in SCHEDULES.items():
-        while True:
+async def keep_schedules(client: Client, look_seconds: float = _LOOK_SECONDS) -> None:
+    """Makes or updates every schedule and looks every `look_seconds` that they are there. Until cancelled."""
+    pause = look_seconds
+    while True:
+        for schedule_id, (workflow, every) in SCHEDULES.items():
             try:
                 await bounded(_put(client, schedule_id, _schedule(schedule_id, workflow, every)))
-                break
-            except (EngineUnavailable, EngineRefused) as error:
+            except (EngineUnavailable, EngineRefused, RPCError) as error:
                 log.warning("schedule not set yet", extra={"schedule": schedule_id, "reason": str(error)})
-                await asyncio.sleep(_RETRY_SECONDS)
+                pause = _RETRY_SECONDS
+        await asyncio.sleep(pause)
+        pause = look_seconds
 
 
 def _schedule(schedule_id: str, workflow: str, every: timedelta) -> Schedule:
