@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
 
 
 def _collect_less() -> None:
-    """Leaves what start-up made out of garbage collection, and collects less often: a submit makes few cycles,
+    """Leaves what start-up made out of garbage collection, and collects less often: submits make few cycles,
     and looking for them stops every request (measured under load: half the p99 of submits)."""
     gc.collect()
     gc.freeze()

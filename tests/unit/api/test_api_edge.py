@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from api.schemas import parse_time
 from perdure.keys import check_scopes, hash_secret, new_credential, parse_key, verify_secret
 from perdure.settings import ApiSettings
 from perdure.store.rows import Principal
+
+ROOT = Path(__file__).parents[3]
 
 
 def request(*headers: tuple[bytes, bytes], client: str | None = "10.0.0.9") -> Request:
@@ -288,3 +292,25 @@ def test_a_time_survives_the_way_out_and_in(moment: datetime) -> None:
     assert len(text) == len("2026-12-01T14:00:00.123456Z")
     assert parse_time(text) == moment
     assert parse_time(text) - moment == timedelta(0)
+
+
+# Codes ---------------------------------------------------------------------------------------------
+def _codes() -> set[str]:
+    """Every problem code that stands in the source of `api`."""
+    places = {"Problem": 1, "too_many": 0, "invalid": 1}
+    found = set()
+    for path in (ROOT / "api").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", None)
+                at = places.get(str(name))
+                if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
+                    found.add(str(node.args[at].value))  # type: ignore[attr-defined]
+    return found
+
+
+def test_every_problem_code_is_documented() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    codes = _codes()
+    assert len(codes) > 25
+    assert not {code for code in codes if f"`{code}`" not in text}
