@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 from urllib.parse import urlencode
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.problems import FieldError, Problem, invalid
 from api.schemas import CancelManyBody, ModelId, TaskType, Time, UserId
@@ -20,11 +20,14 @@ _METADATA: Final = "metadata."
 _MAX_PAIRS: Final = 16
 
 
-def _split(values: object) -> object:
-    """Repeated parameters and comma lists mean the same."""
-    if not isinstance(values, list):
-        return values
-    return [part for value in values for part in str(value).split(",") if part]
+def _words(*words: str) -> str:
+    """Pattern of one or more of these words with commas between them."""
+    one = f"({'|'.join(words)})"
+    return f"^{one}(,{one})*$"
+
+
+StatusWords = Annotated[str, Field(pattern=_words(*Status), max_length=100)]
+IncludeWords = Annotated[str, Field(pattern=_words(*INCLUDES), max_length=100)]
 
 
 class ListQuery(BaseModel):
@@ -32,8 +35,8 @@ class ListQuery(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    status: Annotated[list[Status], Field(max_length=6)] = Field(
-        default_factory=list, description="One or more, repeated or separated by commas."
+    status: list[StatusWords] = Field(
+        default_factory=list, max_length=6, description="One or more, repeated or with commas between them."
     )
     model_id: ModelId | None = None
     task_type: TaskType | None = None
@@ -43,17 +46,14 @@ class ListQuery(BaseModel):
     created_before: Time | None = Field(None, description="Exclusive; with an offset or `Z`.")
     limit: int = Field(50, ge=1, le=200)
     cursor: str | None = Field(None, max_length=1024, description="`next_cursor` of the page before.")
-    include: list[Literal["params", "result", "attempts"]] = Field(default_factory=list, max_length=8)
-
-    @field_validator("status", "include", mode="before")
-    @classmethod
-    def _lists(cls, value: object) -> object:
-        return _split(value)
+    include: list[IncludeWords] = Field(
+        default_factory=list, max_length=8, description="What lists leave out; `partial`: the text so far."
+    )
 
 
 def include_of(values: Sequence[str] | None) -> frozenset[str]:
     """The members asked for. Raises Problem 422 for others."""
-    wanted = [part for value in values or () for part in value.split(",") if part]
+    wanted = [part for value in values or () for part in value.split(",")]
     if any(part not in INCLUDES for part in wanted):
         raise invalid([FieldError(None, "include", f"some of {', '.join(INCLUDES)}", parameter="include")])
     return frozenset(wanted)
@@ -70,7 +70,7 @@ def query_filter(query: ListQuery, principal: Principal) -> TaskFilter:
     if len(pairs) > _MAX_PAIRS:
         raise invalid([FieldError(None, "too-many", f"at most {_MAX_PAIRS} pairs", parameter="metadata")])
     return TaskFilter(
-        statuses=tuple(query.status),
+        statuses=tuple(Status(part) for value in query.status for part in value.split(",")),
         model_id=query.model_id,
         task_type=query.task_type,
         priority=query.priority,

@@ -54,6 +54,32 @@ _SCHEMES: Final = {
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     "streamToken": {"type": "apiKey", "in": "query", "name": "token", "description": "For a minute."},
 }
+
+
+def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": {"type": "string", **schema},
+    }
+
+
+_KEY: Final = _header(
+    "Idempotency-Key", "Makes the call safe to repeat.", pattern="^[!-~]+$", minLength=1, maxLength=255
+)
+_PREFER: Final = _header("Prefer", "`wait=N`: answer at the end, or after N seconds (60 at most).")
+_MATCH: Final = _header("If-None-Match", "An `ETag`: 304 while nothing changed.")
+_LAST: Final = _header("Last-Event-ID", "The last event that was read: go on after it.")
+_HEADERS: Final = {  # request headers by the endpoint's name; endpoints read them themselves
+    "submit": (_KEY, _PREFER),
+    "rerun": (_KEY, _PREFER),
+    "bulk": (_KEY,),
+    "read": (_PREFER, _MATCH),
+    "task_events": (_LAST,),
+    "all_events": (_LAST,),
+}
 _NAMES: Final = {"TaskReply": "Task", "ProblemReply": "Problem", "SubmitBody": "Submit"}
 _REF: Final = "#/components/schemas/{model}"
 
@@ -113,6 +139,9 @@ def _renamed(document: dict[str, Any]) -> dict[str, Any]:
 def _complete(operation: dict[str, Any], route: APIRoute) -> None:
     """Adds to one operation what holds for all."""
     scope, _ = marks_of(route.endpoint)
+    headers = _HEADERS.get(route.name, ())
+    if headers:
+        operation["parameters"] = [*operation.get("parameters", []), *headers]
     responses = operation["responses"]
     if "422" not in route.responses and 422 not in route.responses:
         responses.pop("422", None)

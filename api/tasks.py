@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from api.deps import PrincipalDep, Resources, ResourcesDep
-from api.filters import ListQuery, include_of, next_link, query_filter
+from api.filters import IncludeWords, ListQuery, include_of, next_link, query_filter
 from api.headers import applied, prefer_wait
 from api.problems import Problem, not_found
 from api.render import (
@@ -58,7 +58,7 @@ async def read(
     principal: PrincipalDep,
     resources: ResourcesDep,
     include: Annotated[
-        list[str] | None, Query(description="`partial`: the text so far.", max_length=8)
+        list[IncludeWords] | None, Query(description="`partial`: the text so far.", max_length=8)
     ] = None,
 ) -> Response:
     """`ETag` covers transition and last beat. `Prefer: wait=N` waits for the end; together with
