@@ -235,6 +235,30 @@ class DeliverInput(Contract):
     traceparent: str | None = None
 
 
+class ModelNews(Contract):
+    """What a GPU worker says of one model of its pool.
+
+    `error_code`: it cannot serve it, and its tasks fail with that. `breaker`: None where the model has none;
+    `since`: when the breaker closed, or when it last stood closed; `refusals` in a row.
+    """
+
+    model_id: str
+    error_code: str | None = None
+    breaker: Literal["closed", "half_open", "open"] | None = None
+    since: datetime | None = None
+    refusals: int = 0
+
+
+class WorkerNews(Contract):
+    """What a GPU worker says of itself: at its start, and when a breaker moves. `at` is its own clock."""
+
+    worker: str
+    pool: str
+    slots: int
+    models: list[ModelNews] = Field(default_factory=list)
+    at: datetime
+
+
 class AttemptStarted(Contract):
     """Argument of the signal `attempt_started`."""
 

@@ -9,47 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from perdure.models import Catalogue
 from perdure.observability.ends import ended_in_place
 from perdure.observability.metrics import Metrics
-from perdure.start import task_input
+from perdure.starts import HIGH_LANE, Starts
 from perdure.store.engine import Store
 from perdure.store.errors import StoreError
-from perdure.store.rows import Lane, TaskRow
-from perdure.task.errors import ErrorCode
-from perdure.task.policy import priority_key
-from perdure.task.states import Status
-from perdure.temporal import EngineRefused, EngineUnavailable, TemporalGate
+from perdure.store.rows import Lane, TaskRow, WorkerRow
+from perdure.task.policy import lane_key, priority_key
+from perdure.temporal import TemporalGate
 
 log = logging.getLogger(__name__)
 
 _LEASE: Final = 5.0  # seconds
 _IDLE: Final = 1.0  # seconds between looks when nothing wakes us
 _BLOCKED: Final = 0.1  # the same while due rows wait for room in a window
-_SLOW_START: Final = 0.05  # seconds: above that parallel starts are halved
-_MAX_PARALLEL: Final = 32
-_MAX_PAUSE: Final = 5.0  # seconds between tries while Temporal does not answer
-_HIGH_LANE: Final = 1
-_ATTRIBUTE_CHECK: Final = 60.0  # seconds between looks for missing search attributes
-
-
-class Pace:
-    """How many starts may run at once: 2 at first, more after quick starts, half after a slow one."""
-
-    def __init__(self) -> None:
-        self.limit = 2.0
-        self._halved_at = 0.0
-
-    def took(self, seconds: float, now: float) -> None:
-        if seconds <= _SLOW_START:
-            self.limit = min(_MAX_PARALLEL, self.limit + 1 / max(1.0, self.limit))
-        elif now - self._halved_at > _SLOW_START:  # the starts of one slow moment count once
-            self._halved_at = now
-            self.limit = max(1.0, self.limit / 2)
+_WORKER_CHECK: Final = 5.0  # seconds between looks at what live workers serve
 
 
 class Dispatcher:
@@ -58,19 +37,13 @@ class Dispatcher:
     def __init__(
         self, store: Store, gate: TemporalGate, catalogue: Catalogue, metrics: Metrics, owner: str
     ) -> None:
-        self._store, self._gate, self._catalogue = store, gate, catalogue
+        self._store, self._catalogue = store, catalogue
         self._metrics, self._owner = metrics, owner
+        self._starts = Starts(store, gate, catalogue, metrics)
         self._woken = asyncio.Event()
-        self._pace = Pace()
-        self._starts: set[asyncio.Task[None]] = set()
-        self._high_starts = 0
-        self._started: list[tuple[str, datetime]] = []
-        self._flush_wanted = asyncio.Event()
-        self._pause_until = 0.0
-        self._pause = 0.0
         self._upkeep_at = 0.0
-        self._attributes = False
-        self._attributes_at = -_ATTRIBUTE_CHECK
+        self._workers_at = 0.0
+        self._held: frozenset[str] = frozenset()  # models that no live worker has
         self._blocked = False  # due rows wait for room
         self._class_users: dict[tuple[str, int], float] = {}  # weighted pools: weights of who waits
         self._max_running = {
@@ -84,11 +57,11 @@ class Dispatcher:
     @property
     def engine_paused(self) -> bool:
         """Whether starts wait because Temporal did not answer."""
-        return time.monotonic() < self._pause_until
+        return self._starts.paused
 
     async def run(self) -> None:
         """Dispatches until cancelled. Starts under way are finished or left to their lease."""
-        flusher = asyncio.create_task(self._flush_forever(), name="dispatcher-flush")
+        flusher = asyncio.create_task(self._starts.flush_forever(), name="dispatcher-flush")
         try:
             while True:
                 self._woken.clear()
@@ -103,12 +76,9 @@ class Dispatcher:
                 if not more:
                     await self._sleep()
         finally:
-            if self._starts:
-                await asyncio.wait(self._starts, timeout=2.0)
+            await self._starts.aclose()
             flusher.cancel()
-            for start in self._starts:
-                start.cancel()
-            await asyncio.gather(flusher, *self._starts, return_exceptions=True)
+            await asyncio.gather(flusher, return_exceptions=True)
 
     async def _sleep(self) -> None:
         pause = _BLOCKED if self._blocked else _IDLE
@@ -129,18 +99,17 @@ class Dispatcher:
         await self._upkeep()
         if self.engine_paused:
             return False
-        free = int(self._pace.limit) - (len(self._starts) - self._high_starts)
-        high_free = max(0, 1 - self._high_starts)
-        if free <= 0 and not high_free:
-            await asyncio.wait(self._starts, return_when=asyncio.FIRST_COMPLETED)
+        free, high_free = self._starts.free, self._starts.high_free
+        if not free and not high_free:
+            await asyncio.wait(self._starts.running, return_when=asyncio.FIRST_COMPLETED)
             return True
-        lanes = await self._store.dispatch.lanes()
-        claimed = await self._claim(lanes, max(0, free), high_free)
+        lanes = await self._store.dispatch.lanes(self._held)
+        claimed = await self._claim(lanes, free, high_free)
         for row in claimed:
-            self._begin(row)
+            self._starts.begin(row, self._class_users.get((row.pool, row.lane), 1.0))
         if claimed:
             return True
-        if self._starts:
+        if self._starts.running:
             await self._any_start_or_wake()
             return True
         return False
@@ -148,7 +117,9 @@ class Dispatcher:
     async def _any_start_or_wake(self) -> None:
         waker = asyncio.create_task(self._woken.wait())
         try:
-            await asyncio.wait([*self._starts, waker], return_when=asyncio.FIRST_COMPLETED, timeout=_IDLE)
+            await asyncio.wait(
+                [*self._starts.running, waker], return_when=asyncio.FIRST_COMPLETED, timeout=_IDLE
+            )
         finally:
             waker.cancel()
 
@@ -163,6 +134,12 @@ class Dispatcher:
         for name, pool in self._catalogue.pools.items():
             if pool.scheduling == "strict":
                 await self._store.dispatch.age(name, pool.max_wait)
+        if now >= self._workers_at:
+            self._workers_at = now + _WORKER_CHECK
+            held = unserved(self._catalogue, await self._store.workers.live())
+            for model in held - self._held:
+                log.warning("no worker of its pool serves this model: its tasks wait", extra={"model": model})
+            self._held = held
 
     async def _claim(self, lanes: Iterable[Lane], free: int, high_free: int) -> list[TaskRow]:
         claimed: list[TaskRow] = []
@@ -170,7 +147,7 @@ class Dispatcher:
         for lane in self._ordered(lanes):
             if lane.pool not in self._catalogue.pools:
                 continue
-            slots = free + (high_free if lane.lane == _HIGH_LANE else 0)
+            slots = free + (high_free if lane.lane == HIGH_LANE else 0)
             window = self._window(lane.pool) - lane.waiting
             self._blocked = self._blocked or window <= 0
             room = min(slots, window, lane.pending)
@@ -184,11 +161,12 @@ class Dispatcher:
                 owner=self._owner,
                 max_running=self._max_running,
                 default_max_running=self._catalogue.max_running_per_user,
+                held=self._held,
             )
             if rows and self._catalogue.pools[lane.pool].scheduling == "weighted":
                 await self._note_users(lane)
             claimed.extend(row.task for row in rows)
-            if lane.lane == _HIGH_LANE:
+            if lane.lane == HIGH_LANE:
                 own = min(high_free, len(rows))
                 high_free -= own
                 free -= len(rows) - own
@@ -204,13 +182,14 @@ class Dispatcher:
         self._class_users[lane.pool, lane.lane] = sum(map(self._catalogue.weight_of, users))
 
     def _ordered(self, lanes: Iterable[Lane]) -> list[Lane]:
-        """Best class first; in a weighted pool the class that is furthest behind its share."""
+        """Best class first, taking turns with what has moved up to it; in a weighted pool the class that is
+        furthest behind its share."""
         return sorted(lanes, key=self._rank)
 
-    def _rank(self, lane: Lane) -> tuple[float, int]:
+    def _rank(self, lane: Lane) -> tuple[float, ...]:
         pool = self._catalogue.pools.get(lane.pool)
         if pool is None or pool.scheduling == "strict":
-            return (float(lane.lane), lane.lane)
+            return (lane_key(lane.lane), lane.waiting, lane.lane)
         by_key = {priority_key(name): weight for name, weight in pool.weights.items()}
         return (lane.waiting / by_key.get(lane.lane, 1.0), lane.lane)
 
@@ -218,118 +197,18 @@ class Dispatcher:
         configured = self._catalogue.pools[pool]
         return configured.window or max(32, 8 * configured.slots)
 
-    # Starts --------------------------------------------------------------------------------------
 
-    def _begin(self, row: TaskRow) -> None:
-        high = row.lane == _HIGH_LANE and self._high_starts == 0
-        self._high_starts += high
-        start = asyncio.create_task(self._start(row), name=f"start-{row.task_id}")
-        self._starts.add(start)
+def unserved(catalogue: Catalogue, workers: Sequence[WorkerRow]) -> frozenset[str]:
+    """Models that no worker of their pool has, though it has workers: an attempt could only be turned away.
 
-        def over(task: asyncio.Task[None]) -> None:
-            self._starts.discard(task)
-            self._high_starts -= high
-            if not task.cancelled() and task.exception():
-                log.error("a start failed unexpectedly", exc_info=task.exception())
-
-        start.add_done_callback(over)
-
-    async def _start(self, row: TaskRow) -> None:
-        """Starts one row's workflow. An unknown outcome leaves the row to its lease."""
-        try:
-            attributes = await self._attributes_known()
-            task = task_input(
-                row,
-                self._catalogue,
-                search_attributes=attributes,
-                class_users=self._class_users.get((row.pool, row.lane), 1.0),
-            )
-        except KeyError:
-            await self._model_gone(row)
-            return
-        except EngineUnavailable:
-            self._pause_starts()
-            return
-        began = time.monotonic()
-        try:
-            await self._gate.start_task(task)
-        except EngineUnavailable:
-            self._pause_starts()
-            return
-        except Exception as error:  # refused, or an input that cannot even be encoded: the row's own fault
-            await self._refused(row, error)
-            return
-        self._pause = 0.0
-        now = time.monotonic()
-        self._pace.took(now - began, now)
-        self._started.append((row.task_id, datetime.now(UTC)))
-        self._flush_wanted.set()
-
-    async def _attributes_known(self) -> bool:
-        """Whether search attributes may be carried; looked up again once a minute while they are missing."""
-        now = time.monotonic()
-        if not self._attributes and now - self._attributes_at > _ATTRIBUTE_CHECK:
-            self._attributes_at = now
-            try:
-                self._attributes = await self._gate.search_attributes_registered()
-            except EngineUnavailable:
-                self._attributes_at = -_ATTRIBUTE_CHECK
-                raise
-            if not self._attributes:
-                log.warning("Temporal lacks our search attributes; run: perdure migrate")
-        return self._attributes
-
-    def _pause_starts(self) -> None:
-        self._pause = min(_MAX_PAUSE, self._pause * 2 or 0.25)
-        self._pause_until = time.monotonic() + self._pause
-        log.warning("Temporal does not answer; starts wait", extra={"seconds": self._pause})
-
-    async def _refused(self, row: TaskRow, error: Exception) -> None:
-        failures = await self._store.dispatch.refuse(
-            row.task_id, "the workflow engine refused to start this task; see the log of the dispatcher"
-        )
-        log.error(
-            "a start is refused",
-            extra={"task_id": row.task_id, "failures": failures, "reason": type(error).__name__},
-        )
-        if failures >= 3:
-            self._failed(row)
-
-    async def _model_gone(self, row: TaskRow) -> None:
-        receipt = await self._store.maintenance.fail(
-            row.task_id,
-            row.version,
-            ErrorCode.MODEL_UNKNOWN,
-            f"model '{row.model_id}' is no longer configured; submit the task again with another model_id",
-        )
-        if receipt.kind == "committed":
-            self._failed(row)
-
-    def _failed(self, row: TaskRow) -> None:
-        ended_in_place(self._metrics, row, Status.FAILED)
-
-    # Transition 1 --------------------------------------------------------------------------------
-
-    async def _flush_forever(self) -> None:
-        while True:
-            await self._flush_wanted.wait()
-            self._flush_wanted.clear()
-            batch, self._started = self._started, []
-            try:
-                flagged = await self._store.dispatch.queued(batch)
-            except StoreError:
-                # The lease runs out, the same ids are started again ("already started") and written then.
-                log.warning("transition to QUEUED waits for Postgres", extra={"rows": len(batch)})
-                continue
-            except Exception:  # whatever it is, the next batch is written
-                log.exception("transition to QUEUED stumbled; the leases bring it again")
-                continue
-            for found in flagged:
-                if found.cancel_requested:
-                    await self._signal_cancel(found.task_id, found.cancel_reason)
-
-    async def _signal_cancel(self, task_id: str, reason: str | None) -> None:
-        try:
-            await self._gate.signal_cancel(task_id, reason)
-        except (EngineUnavailable, EngineRefused):
-            log.warning("cancel is left to the reconciler", extra={"task_id": task_id})
+    A pool without workers holds nothing back (what waits in the engine starts with the next worker), and a
+    worker that has not told its models yet may have any.
+    """
+    found: set[str] = set()
+    for pool in catalogue.pools:
+        here = [worker for worker in workers if worker.pool == pool and not worker.draining]
+        told = [worker.told for worker in here if worker.told is not None]
+        if here and len(told) == len(here):
+            had = {model.model_id for models in told for model in models}
+            found |= set(catalogue.models_of(pool)) - had
+    return frozenset(found)

@@ -53,11 +53,17 @@ def is_delivery_id(text: str) -> bool:
     return _DELIVERY_ID.match(text) is not None
 
 
+def worker_news_id(worker: str) -> str:
+    """The workflow id of a worker's news: one for all, so that later news replace what still waits."""
+    return f"worker-news-{worker}"
+
+
 # Workflows, activities, messages -------------------------------------------------------------------
 WF_INFERENCE_TASK: Final = "InferenceTask"
 WF_RECONCILE: Final = "Reconcile"
 WF_CALLBACK_SWEEP: Final = "CallbackSweep"
 WF_RETENTION: Final = "Retention"
+WF_WORKER_NEWS: Final = "WorkerNews"  # a GPU worker tells the store what it serves
 WF_ENGINE_PROBE: Final = "EngineProbe"  # `perdure doctor` measures the server with it, on a queue of its own
 
 ACT_GENERATE: Final = "generate"
@@ -68,6 +74,7 @@ ACT_RECORD_NOW: Final = "record_now"  # local activity: one short try
 ACT_RECONCILE: Final = "reconcile"
 ACT_SWEEP_CALLBACKS: Final = "sweep_callbacks"
 ACT_PURGE: Final = "purge_expired"
+ACT_NOTE_WORKER: Final = "note_worker"
 ACT_PROBE_STEP: Final = "probe_step"
 ACT_PROBE_WAIT: Final = "probe_wait"
 

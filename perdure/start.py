@@ -8,7 +8,7 @@ from typing import Final
 from perdure.contracts import Scheduling, TaskInput
 from perdure.models import Catalogue, Pool
 from perdure.store.rows import TaskRow
-from perdure.task.policy import priority_key
+from perdure.task.policy import lane_key, priority_key
 
 MAX_LOST: Final = 5
 
@@ -54,7 +54,7 @@ def task_input(
             max_wait=pool.max_wait,
             weights={str(name): weight for name, weight in pool.weights.items()},
         ),
-        lane=row.lane,
+        lane=lane_key(row.lane),
         lane_since=_lane_since(row, pool),
         user_weight=catalogue.weight_of(row.user_id),
         class_users=class_users,
@@ -69,5 +69,5 @@ def task_input(
 def _lane_since(row: TaskRow, pool: Pool) -> datetime:
     """Since when the row waits on its lane: each class that it moved up took one `max_wait`."""
     due = max(row.created_at, row.not_before) if row.not_before else row.created_at
-    classes_up = (priority_key(row.priority) - row.lane) // 2
+    classes_up = (priority_key(row.priority) - lane_key(row.lane)) // 2
     return due + timedelta(seconds=max(0, classes_up) * pool.max_wait)

@@ -13,8 +13,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from perdure import names
 from workflows.inference_task import InferenceTask
 from workflows.maintenance import CallbackSweep, Reconcile, Retention
+from workflows.worker_news import WorkerNews
 
-WORKFLOWS: Final[list[type]] = [InferenceTask, Reconcile, CallbackSweep, Retention]
+WORKFLOWS: Final[list[type]] = [InferenceTask, Reconcile, CallbackSweep, Retention, WorkerNews]
 _POLLERS: Final = 20
 CACHED_WORKFLOWS: Final = 500  # about 130 kB each
 _STICKY: Final = timedelta(seconds=2)  # what a killed control worker costs its tasks

@@ -15,20 +15,22 @@ import asyncio
 import logging
 import os
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
 
 from temporalio.client import Client
 from temporalio.worker import PollerBehaviorSimpleMaximum, Worker
 
 from activities.generate import GenerateActivities
 from perdure import names
-from perdure.llm.breaker import BreakerState
+from perdure.contracts import ModelNews, WorkerNews
+from perdure.llm.breaker import BreakerState, State
 from perdure.llm.drain import DrainState
-from perdure.llm.executors import build_executors
+from perdure.llm.executors import BrokenExecutor, build_executors
 from perdure.llm.openai import OpenAIExecutor
 from perdure.models import Catalogue, CatalogueError
 from perdure.observability.metrics import Metrics
+from workers.news import Teller
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,13 @@ _AFTER_DRAIN: Final = timedelta(seconds=30)  # after that the SDK cancels what s
 # Enough for hundreds of attempts a second. A worker that freezes keeps its open polls for a minute, and each
 # swallows one task until the heartbeat time-out, so there are not more.
 _MOST_POLLERS: Final = 2
+_JITTER: Final = timedelta(seconds=0.5)
+_SHOWN: Final[dict[State, Literal["closed", "half_open", "open"]]] = {
+    "closed": "closed",
+    "open": "open",
+    "probing": "half_open",
+    "recovering": "half_open",
+}
 
 
 class GpuWorker:
@@ -64,6 +73,7 @@ class GpuWorker:
         self._slots = slots or catalogue.pools[pool].slots
         self._drain_seconds = drain_seconds
         self._drain = DrainState()
+        self._moved: dict[str, datetime] = {}  # when each breaker closed, or left that state
         self._executors = build_executors(catalogue, pool, env)
         self._activities = GenerateActivities(self._executors, catalogue, client, metrics, self._drain)
 
@@ -75,23 +85,55 @@ class GpuWorker:
             if isinstance(executor, OpenAIExecutor)
         }
 
+    def news(self) -> WorkerNews:
+        """What it serves, and how the breakers stand, as of now."""
+        now = datetime.now(UTC)
+        states = self.states()
+        models = []
+        for name, executor in self._executors.items():
+            state = states.get(name)
+            models.append(
+                ModelNews(
+                    model_id=name,
+                    error_code=executor.code if isinstance(executor, BrokenExecutor) else None,
+                    breaker=_SHOWN[state.state] if state else None,
+                    since=self._since(name, now - timedelta(seconds=state.age)) if state else None,
+                    refusals=state.refusals if state else 0,
+                )
+            )
+        return WorkerNews(
+            worker=self._client.identity, pool=self._pool, slots=self._slots, models=models, at=now
+        )
+
+    def _since(self, model_id: str, moment: datetime) -> datetime:
+        """The moment, as first told: two clocks never agree to the microsecond."""
+        known = self._moved.get(model_id)
+        if known is None or abs(known - moment) > _JITTER:
+            known = self._moved[model_id] = moment
+        return known
+
     async def run(self, asked: asyncio.Event, hurried: asyncio.Event) -> None:
         """Works until `asked`, then drains; `hurried` ends the drain. A fatal error of the SDK is raised."""
         worker = self._worker()
         working = asyncio.create_task(worker.run())
+        telling = asyncio.create_task(Teller(self._client, self.news).run())
         log.info(
             "worker ready",
             extra={"pool": self._pool, "slots": self._slots, "models": sorted(self._executors)},
         )
-        await _first(working, asked)
-        if not working.done():
-            self._drain.begin(self._drain_seconds)
-            log.info("worker drains", extra={"pool": self._pool, "seconds": self._drain_seconds})
-            stopping = asyncio.create_task(worker.shutdown())
-            await _first(working, hurried)
-            self._drain.now()
-            await stopping
-        await working
+        try:
+            await _first(working, asked)
+            if not working.done():
+                self._drain.begin(self._drain_seconds)
+                log.info("worker drains", extra={"pool": self._pool, "seconds": self._drain_seconds})
+                stopping = asyncio.create_task(worker.shutdown())
+                await _first(working, hurried)
+                self._drain.now()
+                await stopping
+            await working
+        finally:
+            telling.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
         log.info("worker stopped", extra={"pool": self._pool})
 
     def _worker(self) -> Worker:

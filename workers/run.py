@@ -26,6 +26,7 @@ def main_control(settings: DatabaseSettings) -> None:
 async def _control(settings: DatabaseSettings) -> None:
     from activities.maintenance import MaintenanceActivities
     from activities.records import RecordActivities
+    from activities.workers import WorkerActivities
     from perdure.dispatcher import Dispatcher
     from perdure.temporal import TemporalGate
     from workers.control import build_control_worker
@@ -56,6 +57,7 @@ async def _control(settings: DatabaseSettings) -> None:
                 records.commit_outcome,
                 upkeep.reconcile,
                 upkeep.purge_expired,
+                WorkerActivities(store).note_worker,
             ],
             records_at_once=settings.database_pool,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from perdure.task.errors import ErrorCode, TaskFault
@@ -26,11 +26,13 @@ _RECOVERY: Final = 5.0  # seconds from the first answer to closed
 
 @dataclass(frozen=True)
 class BreakerState:
-    """What an operator sees. `refusals` in a row; `retry_in`: seconds until the next probe may go."""
+    """What an operator sees. `refusals` in a row; `retry_in`: seconds until the next probe may go; `age`:
+    seconds for which it has been closed, or for which it has not."""
 
     state: State
     refusals: int = 0
     retry_in: float | None = None
+    age: float = field(default=0.0, compare=False)
 
 
 class Breaker:
@@ -51,6 +53,7 @@ class Breaker:
         self._opened = 0  # times in a row
         self._until = 0.0  # open: when the pause ends
         self._since = 0.0  # recovering: since when
+        self._moved = clock()  # when it closed, or left that state
         self._passed = 0  # entries that passed since then
         self._probe: Ticket | None = None
 
@@ -60,7 +63,7 @@ class Breaker:
         if self._state == "open" and now >= self._until:
             self._state = "probing"
         if self._state == "recovering" and now - self._since >= _RECOVERY:
-            self._close()
+            self._close(self._since + _RECOVERY)
         if self._state == "closed":
             return Ticket(self)
         if self._state == "probing" and self._probe is None:
@@ -74,11 +77,12 @@ class Breaker:
     def state(self) -> BreakerState:
         """The state now."""
         now = self._clock()
-        if self._state == "open":
-            return BreakerState("open", self._refusals, max(0.0, self._until - now))
         if self._state == "recovering" and now - self._since >= _RECOVERY:
-            return BreakerState("closed")
-        return BreakerState(self._state, self._refusals)
+            self._close(self._since + _RECOVERY)
+        age = now - self._moved
+        if self._state == "open":
+            return BreakerState("open", self._refusals, max(0.0, self._until - now), age)
+        return BreakerState(self._state, self._refusals, age=age)
 
     def _refuse(self, now: float) -> TaskFault:
         # Spread over a span as long as the pause, so that those who wait come back one by one.
@@ -95,8 +99,8 @@ class Breaker:
     def _pause(self) -> float:
         return _PAUSES[min(max(self._opened, 1), len(_PAUSES)) - 1]
 
-    def _close(self) -> None:
-        self._state, self._refusals, self._opened = "closed", 0, 0
+    def _close(self, at: float) -> None:
+        self._state, self._refusals, self._opened, self._moved = "closed", 0, 0, at
 
     def _answered(self, ticket: Ticket) -> None:
         self._refusals = 0
@@ -112,7 +116,10 @@ class Breaker:
         if self._probe is ticket or self._state == "recovering" or self._refusals >= self._threshold:
             self._probe = None
             self._opened += 1
-            self._state, self._until = "open", self._clock() + self._pause()
+            now = self._clock()
+            if self._state == "closed":
+                self._moved = now
+            self._state, self._until = "open", now + self._pause()
 
     def _left(self, ticket: Ticket) -> None:
         if self._probe is ticket:  # cancelled before it knew: the next entry probes

@@ -34,6 +34,7 @@ class BrokenExecutor:
 
     def __init__(self, error: SetupError) -> None:
         self._error = error
+        self.code = error.code
 
     async def run(self, job: Job) -> AsyncGenerator[Delta, None]:
         """Raises the fault."""

@@ -12,7 +12,7 @@ from perdure.store.columns import WIDTH, task_row
 from perdure.store.finish import Ending, finish
 from perdure.store.rows import DispatchRow, Expired, Lane, Pause, Queued
 from perdure.task.errors import ErrorCode
-from perdure.task.states import Status
+from perdure.task.states import Priority, Status
 
 START_FAILURES = 3  # refused starts after which a row is FAILED
 
@@ -27,17 +27,17 @@ _PAUSES = sql("SELECT kind, name, reason, paused_by, paused_at FROM pauses ORDER
 class DispatchRepository(Repository):
     """The dispatcher's view. Safe for any number of dispatchers at once. All clocks are the database's."""
 
-    async def lanes(self) -> list[Lane]:
-        """Pools and classes that have rows to claim now, best class of each pool first.
+    async def lanes(self, held: Collection[str] = ()) -> list[Lane]:
+        """Pools and lanes that have rows to claim now, best lane of each pool first.
 
-        First wakes rows whose `not_before`, lease or back-off has passed. Rows of a paused pool or model do
-        not count.
+        First wakes rows whose `not_before`, lease or back-off has passed. Rows of a paused pool or model, and
+        of a model in `held`, do not count.
         """
 
         async def work(unit: Unit) -> list[Lane]:
             await unit.run(INDEX_ORDER)
             await unit.run(q.WAKE)
-            return [Lane(*row) for row in await unit.run(q.LANES)]
+            return [Lane(*row) for row in await unit.run(q.LANES, held=list(held))]
 
         return await self._unit(work)
 
@@ -54,11 +54,12 @@ class DispatchRepository(Repository):
         owner: str,
         max_running: Mapping[str, int] | None = None,
         default_max_running: int | None = None,
+        held: Collection[str] = (),
     ) -> list[DispatchRow]:
         """Leases up to `limit` rows: the user with the fewest rows in the window first, then age.
 
         `max_running` (per user, else the default) bounds a user's claimed, queued and running tasks together,
-        exactly: then claims take turns.
+        exactly: then claims take turns. Rows of a model in `held` stay.
         """
         limits = max_running or {}
         limited = bool(limits) or default_max_running is not None
@@ -72,6 +73,7 @@ class DispatchRepository(Repository):
             "default_most": default_max_running,
             "limit_users": list(limits),
             "limit_counts": list(limits.values()),
+            "held": list(held),
         }
 
         async def work(unit: Unit) -> Rows:
@@ -84,15 +86,20 @@ class DispatchRepository(Repository):
         by_turn = sorted(rows, key=lambda row: (row[WIDTH + 1], row[0]))
         return [DispatchRow(task_row(row), row[WIDTH]) for row in by_turn]
 
-    async def queued(self, started: Sequence[tuple[str, datetime]]) -> list[Queued]:
+    async def queued(
+        self, started: Sequence[tuple[str, datetime]], priorities: Mapping[str, Priority] | None = None
+    ) -> list[Queued]:
         """Transition 1 for a batch in one statement; rows that moved on by themselves are left as they are.
 
-        Returns only those that want a cancel signal.
+        `priorities` are the classes that they were started with. Returns only those that want a signal: to
+        cancel, or to move to the class that they were given meanwhile.
         """
         if not started:
             return []
         ids, ats = zip(*started, strict=True)
-        return [Queued(*row) for row in await self._one(q.QUEUED, ids=list(ids), ats=list(ats))]
+        classes = [(priorities or {}).get(task_id) for task_id in ids]
+        rows = await self._one(q.QUEUED, ids=list(ids), ats=list(ats), priorities=classes)
+        return [Queued(row[0], row[1], row[2], Priority(row[3]) if row[3] else None) for row in rows]
 
     async def release(self, task_ids: Collection[str], retry_after: float = 0.0) -> None:
         """Ends the lease of rows that were surely not started. Claimable again in `retry_after` seconds."""
@@ -131,7 +138,7 @@ class DispatchRepository(Repository):
         return await self._unit(work)
 
     async def age(self, pool: str, max_wait: float, limit: int = 1000) -> int:
-        """Moves PENDING rows that waited `max_wait` seconds in their lane one class up (5 → 3 → 1).
+        """Moves PENDING rows that waited `max_wait` seconds in their lane one class up (5 → 4 → 2, 3 → 2).
 
         Returns how many; call again while that is `limit`.
         """

@@ -14,11 +14,14 @@ from typing import Final
 
 from perdure.store.base import TOUCH, sql
 from perdure.store.columns import HOT, PLAIN
+from perdure.task.policy import aged_lane
 
 READY: Final = "t.status = 'PENDING' AND t.ready"
 # The window: attempts that wait in Temporal, and rows that a dispatcher is about to start. As in the index.
 WINDOW: Final = "(t.status = 'QUEUED' OR (t.status = 'PENDING' AND t.leased_until IS NOT NULL))"
 COUNT_CAP: Final = 1000
+_MOVES: Final = " ".join(f"WHEN {lane} THEN {aged_lane(lane)}" for lane in range(1, 6))
+_AGED: Final = f"CASE t.lane {_MOVES} ELSE t.lane END"
 
 WAKE: Final = sql(
     """
@@ -48,6 +51,7 @@ WITH RECURSIVE pairs AS (
     FROM pairs
     WHERE NOT EXISTS (SELECT 1 FROM pauses WHERE kind = 'pool' AND name = pairs.pool)
         AND NOT EXISTS (SELECT 1 FROM pauses WHERE kind = 'model' AND name = pairs.model_id)
+        AND NOT pairs.model_id = ANY (CAST(:held AS text[]))
     GROUP BY pool, lane
 )
 SELECT l.pool, l.lane, (
@@ -117,6 +121,7 @@ WITH RECURSIVE pairs AS (
     LEFT JOIN unnest(CAST(:limit_users AS text[]), CAST(:limit_counts AS integer[])) AS m (user_id, most)
         ON m.user_id = p.user_id
     WHERE NOT EXISTS (SELECT 1 FROM pauses WHERE kind = 'model' AND name = p.model_id)
+        AND NOT p.model_id = ANY (CAST(:held AS text[]))
 ), offers AS (
     SELECT u.user_id, u.held, u.room, c.task_id,
         row_number() OVER (PARTITION BY u.user_id ORDER BY c.task_id) AS nth
@@ -151,16 +156,21 @@ RETURNING {HOT}, p.params, NULL AS result, t.attempts, t.leased_until, k.turn
 QUEUED: Final = sql(
     f"""
 WITH x AS (
-    SELECT s.task_id, s.at FROM unnest(CAST(:ids AS text[]), CAST(:ats AS timestamptz[])) AS s (task_id, at)
+    SELECT s.task_id, s.at, s.priority FROM unnest(
+        CAST(:ids AS text[]), CAST(:ats AS timestamptz[]), CAST(:priorities AS text[])
+    ) AS s (task_id, at, priority)
 ), locked AS (
-    SELECT t.task_id, t.cancel_requested, t.cancel_reason FROM tasks t JOIN x ON x.task_id = t.task_id
+    SELECT t.task_id, t.cancel_requested, t.cancel_reason,
+        CASE WHEN t.priority <> x.priority THEN t.priority END AS priority
+    FROM tasks t JOIN x ON x.task_id = t.task_id
     ORDER BY t.task_id FOR NO KEY UPDATE OF t
 ), u AS (
     UPDATE tasks t SET status = 'QUEUED', version = t.version + 1, queued_at = GREATEST(x.at, t.created_at),
         ready = false, leased_until = NULL, {TOUCH}
     FROM x JOIN locked l ON l.task_id = x.task_id WHERE t.task_id = x.task_id AND t.status = 'PENDING'
 )
-SELECT task_id, cancel_requested, cancel_reason FROM locked WHERE cancel_requested
+SELECT task_id, cancel_requested, cancel_reason, priority FROM locked
+WHERE cancel_requested OR priority IS NOT NULL
 """
 )
 
@@ -196,7 +206,7 @@ ORDER BY t.expires_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 AGE: Final = sql(
     f"""
 WITH RECURSIVE pairs AS (
-    (SELECT t.lane, t.user_id, t.model_id FROM tasks t WHERE {READY} AND t.pool = :pool AND t.lane > 1
+    (SELECT t.lane, t.user_id, t.model_id FROM tasks t WHERE {READY} AND t.pool = :pool AND t.lane > 2
      ORDER BY t.lane, t.user_id, t.model_id LIMIT 1)
     UNION ALL
     SELECT n.* FROM pairs CROSS JOIN LATERAL (
@@ -217,7 +227,7 @@ WITH RECURSIVE pairs AS (
         SELECT t.task_id FROM tasks t WHERE t.task_id = old.task_id AND {READY} FOR NO KEY UPDATE SKIP LOCKED
     ) l
 )
-UPDATE tasks t SET lane = GREATEST(1, t.lane - 2), lane_since = t.lane_since + make_interval(secs => :wait)
+UPDATE tasks t SET lane = {_AGED}, lane_since = t.lane_since + make_interval(secs => :wait)
 FROM locked WHERE t.task_id = locked.task_id RETURNING 1
 """
 )

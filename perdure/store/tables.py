@@ -290,6 +290,8 @@ workers_seen: Final = Table(
     _number("in_use"),
     _flag("draining"),
     _time("seen_at"),
+    _text("told", null=True),  # JSON: what the worker itself says of its models
+    _time("told_at", null=True),  # the worker's clock
 )
 
 marks: Final = Table("marks", metadata, Column("name", Text(collation="C"), primary_key=True), _time("at"))

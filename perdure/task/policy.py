@@ -19,6 +19,10 @@ QUICK_TRY_DELAYS: Final = (0.0, 1.0, 2.0, 4.0, 8.0)  # seconds after the one bef
 SLOW_TRY_DELAYS: Final = (60.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 86400.0, 108000.0)  # then DEAD
 
 _KEYS: Final = {Priority.HIGH: 1, Priority.NORMAL: 3, Priority.LOW: 5}
+# Lanes of rows: the classes' own, and beside HIGH's and NORMAL's one for those that moved up to them.
+_AGED: Final = {5: 4, 4: 2, 3: 2}
+_LANE_KEYS: Final = {1: 1, 2: 1, 3: 3, 4: 3, 5: 5}
+_NEXT_WEIGHT: Final = 1000.0  # the server's largest: next of all that wait under the same key
 
 
 def back_off(n: int, jitter: float, retry_after: float | None = None) -> float:
@@ -41,8 +45,22 @@ def continuing_key(key: int) -> int:
 
 
 def next_lane(key: int) -> int:
-    """The lane after a full `max_wait` under `strict`: one class (two keys) up, never above 1."""
+    """The key after a full `max_wait` under `strict`: one class (two keys) up, never above 1."""
     return max(1, key - 2)
+
+
+def aged_lane(lane: int) -> int:
+    """The lane of a row after a full `max_wait`: 5 -> 4 -> 2 and 3 -> 2. 1 and 2 stay.
+
+    Those that moved up have a lane, and so a window, of their own: an old backlog of LOW never stands between
+    a HIGH task and the engine.
+    """
+    return _AGED.get(lane, lane)
+
+
+def lane_key(lane: int) -> int:
+    """The priority key of a row's lane: what moved up competes with the class that it has reached."""
+    return _LANE_KEYS[lane]
 
 
 @dataclass(frozen=True)
@@ -55,14 +73,19 @@ class Place:
 
 
 def place(task: TaskInput, priority: Priority, lane: int, *, ahead: bool) -> Place:
-    """The place of an attempt. `ahead`: it continues a drained or lost one and goes one key higher.
+    """The place of an attempt whose lane is the key it has reached by waiting. `ahead`: it continues a
+    drained or lost one and goes one key higher; under HIGH's own key it is the next.
 
-    `strict`: the lane is the key, users share within it. `weighted`: one key for all, and each pair of class
-    and user is a fairness key whose weight is the class's share divided among its users (measured: 6 : 4 : 2
-    holds, and users of a class get equal parts).
+    `strict`: the lane is the key, users share within it, and what moved up from another class takes turns
+    with them as a user of its own: it waits neither behind nor before that user's own tasks. `weighted`: one
+    key for all, and each pair of class and user is a fairness key whose weight is the class's share divided
+    among its users (measured: 6 : 4 : 2 holds, and users of a class get equal parts).
     """
     if task.scheduling.mode == "strict":
-        key, share, owner = lane, task.user_weight, task.user_id
+        aged = lane < _KEYS[priority]
+        key, share, owner = lane, task.user_weight, f"{priority}:{task.user_id}" if aged else task.user_id
+        if ahead and key == 1:
+            share, owner = _NEXT_WEIGHT, f"next:{task.user_id}"
     else:
         part = task.user_weight / max(task.class_users, task.user_weight)
         key, owner = _KEYS[Priority.NORMAL], f"{priority}:{task.user_id}"

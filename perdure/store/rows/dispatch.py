@@ -7,11 +7,13 @@ from datetime import datetime
 from typing import Literal
 
 from perdure.store.rows.tasks import TaskRow
+from perdure.task.states import Priority
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One class of one pool as the dispatcher sees it.
+    """One lane of one pool as the dispatcher sees it: 1 HIGH, 3 NORMAL, 5 LOW; 2 and 4 hold what has moved up
+    to HIGH and NORMAL by waiting.
 
     `pending`: rows that could be claimed now, counted up to 1,000. `waiting`: rows in the window (QUEUED, and
     PENDING under a lease). `oldest`: creation of the oldest row that could be claimed.
@@ -34,11 +36,12 @@ class DispatchRow:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """What `queued` found of a started task: a cancel that must be signalled now."""
+    """What `queued` found of a started task: a cancel, or another class, that must be signalled now."""
 
     task_id: str
     cancel_requested: bool
     cancel_reason: str | None
+    priority: Priority | None = None  # set where it is not the one that the task was started with
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from perdure.contracts import ModelNews
 from perdure.task.states import Priority
 
 
@@ -55,7 +56,8 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What is known of one GPU worker. `models` are those it has."""
+    """What the engine says of one GPU worker. `models` are those of its pool; what the worker itself tells of
+    them outranks that. `silent`: seconds since its last heartbeat."""
 
     worker: str
     pool: str
@@ -63,11 +65,13 @@ class WorkerReport:
     slots: int
     in_use: int
     draining: bool = False
+    silent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker that was seen lately."""
+    """A worker that was seen lately, as of its last heartbeat. `models` are those it serves; `told` is what
+    it said of them, None as long as it has said nothing."""
 
     worker: str
     pool: str
@@ -76,6 +80,11 @@ class WorkerRow:
     in_use: int
     draining: bool
     seen_at: datetime
+    told: tuple[ModelNews, ...] | None = None
+
+    def serves(self, model_id: str) -> bool:
+        """Whether it takes new tasks of the model."""
+        return not self.draining and model_id in self.models
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 
 from perdure.contracts import TaskInput
-from perdure.dispatcher import Dispatcher, Pace
+from perdure.dispatcher import Dispatcher
 from perdure.embedded.ports import free_port
 from perdure.models import Catalogue
 from perdure.observability.metrics import Metrics
+from perdure.starts import Pace
 from perdure.store import Store
 from perdure.store.rows import TaskRow
 from perdure.task.policy import place

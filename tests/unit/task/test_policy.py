@@ -51,9 +51,31 @@ def test_the_callback_schedule_reaches_three_days() -> None:
 
 def test_strict_places_by_lane_and_shares_by_user() -> None:
     task = life(user_weight=2.5).task
-    place = policy.place(task, Priority.LOW, 3, ahead=False)
+    place = policy.place(task, Priority.NORMAL, 3, ahead=False)
     assert (place.key, place.fairness_key, place.weight) == (3, "ann", 2.5)
-    assert policy.place(task, Priority.LOW, 3, ahead=True).key == 2
+    assert policy.place(task, Priority.NORMAL, 3, ahead=True).key == 2
+
+
+def test_what_moved_up_takes_turns_with_its_users_own_tasks() -> None:
+    task = life(user_weight=2.5).task
+    for key in (3, 1):
+        place = policy.place(task, Priority.LOW, key, ahead=False)
+        assert (place.key, place.fairness_key, place.weight) == (key, "LOW:ann", 2.5)
+
+
+def test_a_continuing_attempt_of_the_best_class_is_the_next() -> None:
+    task = life().task
+    place = policy.place(task, Priority.HIGH, 1, ahead=True)
+    assert (place.key, place.fairness_key, place.weight) == (1, "next:ann", 1000)
+    assert policy.place(task, Priority.LOW, 1, ahead=True) == place
+    assert policy.place(task, Priority.LOW, 5, ahead=True).fairness_key == "ann"
+
+
+def test_lanes_of_rows_and_their_keys() -> None:
+    assert [policy.aged_lane(lane) for lane in (5, 4, 3, 2, 1)] == [4, 2, 2, 2, 1]
+    assert [policy.lane_key(lane) for lane in (5, 4, 3, 2, 1)] == [5, 3, 3, 1, 1]
+    for lane in (5, 4, 3, 2, 1):  # rows and waiting attempts move up alike
+        assert policy.lane_key(policy.aged_lane(lane)) == policy.next_lane(policy.lane_key(lane))
 
 
 def test_weighted_divides_a_class_among_its_users() -> None:
