@@ -112,7 +112,7 @@ async def _build(
     stack.push_async_callback(_stop, running)
     intake = Intake(store.tasks, dispatcher)
     stack.push_async_callback(intake.aclose)
-    queues = Queues(store.stats, store.workers, LineRepository(store.engine), store.dispatch, catalogue)
+    queues = Queues(store.stats, store.workers, store.lines, store.dispatch, catalogue)
     hub = Hub(store.tasks, gate, queues=queues)
     stack.push_async_callback(hub.aclose)
     feeds = Feeds(store.news, hub)

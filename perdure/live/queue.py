@@ -2,8 +2,9 @@
 
     info = await queues.info(row)      QueueInfo for a PENDING or QUEUED row, else None
 
-Position and time are estimates: other tasks end sooner or later than the pool's usual, and better classes
-come in between. Figures of a pool are read once a second, a task's place once in PLACE_SECONDS.
+The place follows the order in which tasks start: better classes first (or by shares), users in turn within a
+class. Both are estimates: tasks end sooner or later than the pool's usual, and others come in between.
+Figures of all pools are read once in LINE_SECONDS, a task's own place once in PLACE_SECONDS.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Protocol
 
-from perdure.store.rows import Principal, QueueStat, ServiceTimes, TaskRow, WorkerRow
-from perdure.task.states import CLASSES, Status
+from perdure.models import Catalogue, Pool
+from perdure.store.line import Line
+from perdure.store.rows import Pause, QueueStat, ServiceTimes, TaskRow, WorkerRow
+from perdure.task.states import CLASSES, Priority, Status
 
 Reason = Literal["waiting_for_slot", "behind_higher_priority", "no_worker", "backing_off", "not_before"]
 
-POOL_SECONDS: Final = 1.0
+LINE_SECONDS: Final = 2.0
 PLACE_SECONDS: Final = 1.0
 SERVICE_SECONDS: Final = 10.0
 WORKER_SECONDS: Final = 30.0  # a worker not seen for so long serves nothing
-MAX_AHEAD: Final = 10_000  # counted no further
+MAX_BEFORE: Final = 10_000  # counted no further
 _MAX_PLACES: Final = 10_000
 
 
@@ -33,7 +36,6 @@ class Figures(Protocol):
     """What is asked of the store's figures (`StatsRepository`)."""
 
     async def queues(self) -> list[QueueStat]: ...
-    async def ahead(self, principal: Principal, task_id: str, at_most: int = ...) -> int | None: ...
     async def service_times(self, pool: str, last: int = ...) -> ServiceTimes: ...
 
 
@@ -41,6 +43,19 @@ class Workers(Protocol):
     """What is asked of the table of workers seen (`WorkerRepository`)."""
 
     async def live(self, seconds: float = ...) -> Sequence[WorkerRow]: ...
+
+
+class Lines(Protocol):
+    """What is asked of who waits (`LineRepository`)."""
+
+    async def lines(self) -> Sequence[Line]: ...
+    async def before(self, task_id: str, at_most: int = ...) -> int | None: ...
+
+
+class Pauses(Protocol):
+    """What is asked of pauses (`DispatchRepository`)."""
+
+    async def pauses(self) -> Sequence[Pause]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,37 +78,58 @@ class QueueInfo:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Pools:
-    """One look at all pools."""
+def ahead_of(row: TaskRow, before: int, lines: Sequence[Line], catalogue: Catalogue) -> tuple[int, bool]:
+    """How many tasks start before this one, of whose user `before` wait ahead of it on its lane; and whether
+    some of them are of better classes. Pure.
 
-    stats: list[QueueStat]
-    workers: Sequence[WorkerRow]
+    Users take turns within a class, by their weights: when this one's turn number `before` has come, each
+    other user had as many, if it has so many. Under `strict` all better lanes go first; under `weighted` the
+    classes take turns by their shares.
+    """
+    mine = [line for line in lines if line.pool == row.pool]
+    turns = before + 0.5  # the next one's turn comes before or after ours, as it may be
+    weight = catalogue.weight_of(row.user_id)
+    beside = sum(
+        min(line.waiting, turns * catalogue.weight_of(line.user_id) / weight)
+        for line in mine
+        if line.lane == row.lane and line.user_id != row.user_id
+    )
+    in_lane = before + beside
+    pool = catalogue.pools.get(row.pool, Pool())
+    if pool.scheduling == "strict":
+        better = sum(line.waiting for line in mine if line.lane < row.lane)
+        return int(better + in_lane), better > 0
+    own = _class_of(row.lane)
+    waiting = dict.fromkeys(CLASSES, 0)
+    for line in mine:
+        waiting[_class_of(line.lane)] += line.waiting
+    share = pool.weights.get(own, 1.0)
+    others = sum(
+        min(waiting[name], (in_lane + 0.5) * pool.weights.get(name, 1.0) / share)
+        for name in CLASSES
+        if name is not own
+    )
+    return int(in_lane + others), False
 
-    def slots(self, pool: str) -> int:
-        return sum(worker.slots for worker in self.workers if worker.pool == pool and not worker.draining)
 
-    def running(self, pool: str) -> int:
-        return sum(stat.running for stat in self.stats if stat.pool == pool)
-
-    def better(self, row: TaskRow) -> int:
-        """Tasks of better classes that wait in the row's pool."""
-        above = CLASSES[: CLASSES.index(row.priority)]
-        return sum(stat.waiting for stat in self.stats if stat.pool == row.pool and stat.priority in above)
+def _class_of(lane: int) -> Priority:
+    """The class whose share a lane counts to: a continuing attempt stands one above its own."""
+    return CLASSES[0] if lane <= 1 else CLASSES[1] if lane <= 3 else CLASSES[2]
 
 
 def judge(
     row: TaskRow,
     ahead: int,
     *,
-    better: int,
+    better: bool,
     slots: int,
     running: int,
     service: ServiceTimes | None,
     now: datetime,
+    paused: bool = False,
 ) -> QueueInfo:
-    """The place of a waiting row: `ahead` tasks start before it, `better` of better classes; the pool has
-    `slots`, of which `running` are taken, and tasks lately took `service`. Pure."""
+    """The place of a waiting row: `ahead` tasks start before it, some of `better` classes; `running` of the
+    pool's `slots` are taken, and its tasks lately took `service`. What is `paused` has no time. Pure."""
     held: datetime | None = None
     reason: Reason
     if row.not_before and row.not_before > now:
@@ -107,69 +143,107 @@ def judge(
     else:
         reason = "waiting_for_slot"
     start: datetime | None = None
-    if slots and service and service.count:
+    if slots and service and service.count and not paused:
         turns = max(0, ahead + 1 - max(0, slots - running))
         start = now + timedelta(seconds=min(turns * service.mean / slots, 365 * 86_400.0))
-    if held is not None and slots:
+    if held is not None and slots and not paused:
         start = max(held, start) if start and ahead >= slots else held
     return QueueInfo(ahead + 1, ahead, reason, start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at all pools."""
+
+    stats: Sequence[QueueStat]
+    workers: Sequence[WorkerRow]
+    lines: Sequence[Line]
+    pauses: Sequence[Pause]
+
+    def slots(self, pool: str) -> int:
+        return sum(worker.slots for worker in self.workers if worker.pool == pool and not worker.draining)
+
+    def running(self, pool: str) -> int:
+        return sum(stat.running for stat in self.stats if stat.pool == pool)
+
+    def paused(self, row: TaskRow) -> bool:
+        """Whether this row stays where it is: a pause holds what no workflow has taken."""
+        held = {("pool", row.pool), ("model", row.model_id)}
+        return row.status is Status.PENDING and any((pause.kind, pause.name) in held for pause in self.pauses)
 
 
 class Queues:
     """Places of waiting tasks. One per process."""
 
     def __init__(
-        self, figures: Figures, workers: Workers, *, clock: Callable[[], float] = time.monotonic
+        self,
+        figures: Figures,
+        workers: Workers,
+        lines: Lines,
+        pauses: Pauses,
+        catalogue: Catalogue,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._figures = figures
         self._workers = workers
+        self._lines = lines
+        self._pauses = pauses
+        self._catalogue = catalogue
         self._clock = clock
-        self._pools: tuple[float, _Pools] | None = None
+        self._last: tuple[float, _Look] | None = None
         self._services: dict[str, tuple[float, ServiceTimes]] = {}
-        self._places: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._before: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._lock = asyncio.Lock()
 
     async def info(self, row: TaskRow) -> QueueInfo | None:
         """The row's place; None when it does not wait (any more). Raises StoreError."""
         if row.status not in (Status.PENDING, Status.QUEUED):
             return None
-        ahead = await self._ahead(row)
-        if ahead is None:
+        before = await self._place(row.task_id)
+        if before is None:
             return None
         async with self._lock:  # of many who ask at once, one reads
-            pools = await self._look()
+            look = await self._look()
             service = await self._service(row.pool)
+        ahead, better = ahead_of(row, before, look.lines, self._catalogue)
         return judge(
             row,
             ahead,
-            better=pools.better(row),
-            slots=pools.slots(row.pool),
-            running=pools.running(row.pool),
+            better=better,
+            slots=look.slots(row.pool),
+            running=look.running(row.pool),
             service=service,
             now=datetime.now(UTC),
+            paused=look.paused(row),
         )
 
-    async def _ahead(self, row: TaskRow) -> int | None:
+    async def _place(self, task_id: str) -> int | None:
         now = self._clock()
-        known = self._places.get(row.task_id)
+        known = self._before.get(task_id)
         if known and now - known[0] < PLACE_SECONDS:
             return known[1]
-        ahead = await self._figures.ahead(Principal(user_id=row.user_id), row.task_id, MAX_AHEAD)
-        if ahead is None:
-            self._places.pop(row.task_id, None)
+        before = await self._lines.before(task_id, MAX_BEFORE)
+        if before is None:
+            self._before.pop(task_id, None)
             return None
-        self._places[row.task_id] = (now, ahead)
-        self._places.move_to_end(row.task_id)
-        if len(self._places) > _MAX_PLACES:
-            self._places.popitem(last=False)
-        return ahead
+        self._before[task_id] = (now, before)
+        self._before.move_to_end(task_id)
+        if len(self._before) > _MAX_PLACES:
+            self._before.popitem(last=False)
+        return before
 
-    async def _look(self) -> _Pools:
+    async def _look(self) -> _Look:
         now = self._clock()
-        if self._pools is None or now - self._pools[0] >= POOL_SECONDS:
-            pools = _Pools(await self._figures.queues(), await self._workers.live(WORKER_SECONDS))
-            self._pools = (now, pools)
-        return self._pools[1]
+        if self._last is None or now - self._last[0] >= LINE_SECONDS:
+            look = _Look(
+                await self._figures.queues(),
+                await self._workers.live(WORKER_SECONDS),
+                await self._lines.lines(),
+                await self._pauses.pauses(),
+            )
+            self._last = (now, look)
+        return self._last[1]
 
     async def _service(self, pool: str) -> ServiceTimes:
         now = self._clock()

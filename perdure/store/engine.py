@@ -14,6 +14,7 @@ from perdure.store.deliveries import DeliveryRepository
 from perdure.store.dispatch import DispatchRepository
 from perdure.store.errors import StoreError
 from perdure.store.keys import KeyRepository
+from perdure.store.line import LineRepository
 from perdure.store.maintenance import MaintenanceRepository
 from perdure.store.migrations import NEWEST
 from perdure.store.news import NewsRepository
@@ -95,6 +96,7 @@ class Store(Repository):
         self.tasks = TaskRepository(database)
         self.dispatch = DispatchRepository(database)
         self.news = NewsRepository(database)
+        self.lines = LineRepository(database)
         self.deliveries = DeliveryRepository(database)
         self.keys = KeyRepository(database)
         self.secrets = SecretRepository(database)

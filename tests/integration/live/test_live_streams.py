@@ -19,8 +19,10 @@ from perdure.names import new_task_id
 from perdure.settings import ApiSettings
 from perdure.store import Store
 from perdure.store.base import sql
-from perdure.task.states import Status
+from perdure.store.rows import WorkerReport
+from perdure.task.states import Priority, Status
 from tests.integration.live.service import Seen, Service, serving
+from tests.support.tasks import submit
 from tests.support.waiting import until
 
 FORGERY = (
@@ -423,3 +425,25 @@ async def test_every_change_once_while_writers_race(settings: ApiSettings, store
         assert len(set(told)) == len(told), "told twice"
         assert {task_id for task_id, _ in told} == {first, *tasks}
         assert len({event.id for event in seen}) == len(seen)
+
+
+# Why it waits ---------------------------------------------------------------------------------------
+async def test_a_waiting_task_says_why_and_behind_how_many(service: Service, store: Store) -> None:
+    """Users take turns: the first task of one who comes late is not behind all of another's."""
+    for _ in range(6):
+        await submit(store, user_id="bob")
+    await submit(store, user_id="bob", priority=Priority.HIGH)
+    mine = [await submit(store), await submit(store)]
+    await submit(store, priority=Priority.LOW)
+    places = [(await service.client.get(f"/v1/tasks/{task_id}")).json()["queue"] for task_id in mine]
+    assert [place["reason"] for place in places] == ["no_worker"] * 2
+    assert [place["ahead"] for place in places] == [1, 3]
+    assert [place["position"] for place in places] == [2, 4]
+    assert places[0]["estimated_start_at"] is None
+    report = WorkerReport(worker="w", pool="p", models=("m",), slots=2, in_use=2)
+    await store.workers.report([report])
+    service.resources.queues._last = None
+    (event,) = await service.read(events_of(mine[0]), at_most=1)
+    assert event.data["queue"]["reason"] == "behind_higher_priority"
+    assert await store.lines.before(new_task_id()) is None
+    assert await store.lines.before(mine[1]) == 1

@@ -11,10 +11,12 @@ import pytest
 
 from perdure.live.hub import Hub
 from perdure.live.places import WAIT_STEP
-from perdure.live.queue import Queues, judge
+from perdure.live.queue import Queues, ahead_of, judge
 from perdure.live.reader import Reader
+from perdure.models import parse_catalogue
 from perdure.store.errors import StoreUnavailable
-from perdure.store.rows import Principal, QueueStat, ServiceTimes, WorkerRow
+from perdure.store.line import Line
+from perdure.store.rows import Pause, QueueStat, ServiceTimes, WorkerRow
 from perdure.task.states import Priority, Status
 from tests.unit.live.scripted import ScriptedTask, World, pending_row
 from tests.unit.live.virtual_time import clock, run
@@ -194,7 +196,8 @@ LATELY = ServiceTimes(count=50, mean=8.0, p50=8.0, p95=9.0)
     [
         ({}, {}, "waiting_for_slot", 6.0),
         ({}, {"ahead": 0, "running": 0}, "waiting_for_slot", 0.0),
-        ({}, {"better": 3}, "behind_higher_priority", 6.0),
+        ({}, {"better": True}, "behind_higher_priority", 6.0),
+        ({}, {"paused": True}, "waiting_for_slot", None),
         ({}, {"slots": 0, "running": 0}, "no_worker", None),
         ({}, {"service": None}, "waiting_for_slot", None),
         ({}, {"service": ServiceTimes(0, 0.0, 0.0, 0.0)}, "waiting_for_slot", None),
@@ -210,7 +213,7 @@ def test_why_and_how_long(
 ) -> None:
     """Four slots, all busy with tasks of 8 s: one comes free every 2 s."""
     row = replace(pending_row(), **changes)  # type: ignore[arg-type]
-    given = {"better": 0, "slots": 4, "running": 4, "service": LATELY, "ahead": 2, **facts}
+    given = {"better": False, "slots": 4, "running": 4, "service": LATELY, "ahead": 2, **facts}
     ahead = given.pop("ahead")
     info = judge(row, ahead, now=NOW, **given)  # type: ignore[arg-type]
     assert info.reason == reason
@@ -223,7 +226,7 @@ class Figures:
     """The read model of a test: one pool."""
 
     def __init__(self) -> None:
-        self.place: int | None = 3
+        self.place: int | None = 2  # older tasks of the same user
         self.asked = 0
         self.looked = 0
         self.down = False
@@ -235,12 +238,18 @@ class Figures:
             QueueStat("q", Priority.HIGH, 9, 9, 9, 9, 9.0),
         ]
 
-    async def ahead(self, principal: Principal, task_id: str, at_most: int = 0) -> int | None:
+    async def before(self, task_id: str, at_most: int = 0) -> int | None:
         self.asked += 1
         await asyncio.sleep(0.002)
         if self.down:
             raise StoreUnavailable("down")
         return self.place
+
+    async def lines(self) -> list[Line]:
+        return [Line("p", 1, "boss", 1), Line("p", 3, "u", 3), Line("q", 1, "boss", 99)]
+
+    async def pauses(self) -> list[Pause]:
+        return [Pause("model", "another", None, "op", NOW)]
 
     async def service_times(self, pool: str, last: int = 0) -> ServiceTimes:
         return LATELY
@@ -249,10 +258,55 @@ class Figures:
         return [WorkerRow("w", "p", ("m",), 2, 1, False, NOW), WorkerRow("v", "p", ("m",), 2, 1, True, NOW)]
 
 
+CATALOGUE = parse_catalogue(
+    """
+    [pools.p]
+    [pools.w]
+    scheduling = "weighted"
+    [users.heavy]
+    weight = 3
+    """
+)
+
+
+def queues_of(figures: Figures) -> Queues:
+    return Queues(figures, figures, figures, figures, CATALOGUE, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("user", "pool", "lane", "before", "expected"),
+    [
+        ("a", "p", 3, 0, 2),  # one of HIGH, and half a turn of each other user
+        ("a", "p", 3, 9, 2 + 9 + 9 + 5),  # as many turns for b as it has tasks, for c as many as ours
+        ("heavy", "p", 3, 9, 2 + 9 + 3 + 3 + 3),  # its turns come three times as often
+        ("a", "p", 5, 0, 2 + 300 + 5 + 100),  # all better classes first
+        ("a", "p", 1, 1, 1 + 1),
+        ("a", "w", 1, 0, 0),
+        ("a", "w", 5, 0, 0 + 1),  # by shares: half of 6 : 4 : 2
+        ("a", "w", 5, 10, 10 + 31 + 10),
+    ],
+)
+def test_who_starts_before(user: str, pool: str, lane: int, before: int, expected: int) -> None:
+    lines = [
+        Line("p", 1, "b", 2),
+        Line("p", 3, "b", 5),
+        Line("p", 3, "c", 100),
+        Line("p", 3, "a", 300),
+        Line("w", 1, "b", 500),
+        Line("w", 3, "b", 10),
+        Line("w", 5, "a", 20),
+        Line("elsewhere", 1, "b", 10_000),
+    ]
+    row = replace(pending_row(user_id=user), pool=pool, lane=lane)
+    ahead, better = ahead_of(row, before, lines, CATALOGUE)
+    assert abs(ahead - expected) <= 1
+    assert better is (pool == "p" and lane > 1)
+
+
 def test_figures_are_shared_by_all_who_ask() -> None:
     async def main() -> None:
         figures = Figures()
-        queues = Queues(figures, figures, clock=clock)
+        queues = queues_of(figures)
         row = pending_row()
         found = await asyncio.gather(*(queues.info(row) for _ in range(50)))
         assert found[0] is not None
@@ -269,7 +323,7 @@ def test_figures_are_shared_by_all_who_ask() -> None:
 def test_a_waiting_task_tells_its_place_when_that_changes() -> None:
     async def main() -> None:
         world, figures = World(), Figures()
-        hub = Hub(world, world, queues=Queues(figures, figures, clock=clock), clock=clock)
+        hub = Hub(world, world, queues=queues_of(figures), clock=clock)
         task = ScriptedTask(world)
         assert hub._places is not None
         hub._places._today = lambda: task.row.created_at + timedelta(seconds=clock())
@@ -283,7 +337,7 @@ def test_a_waiting_task_tells_its_place_when_that_changes() -> None:
             figures.down = True
             assert await reader.next(3 * WAIT_STEP) is None, "an estimate that cannot be had is no fault"
             figures.down = False
-            figures.place = 1
+            figures.place = 0
             second = await reader.next(1 + WAIT_STEP)
             assert second is not None
             assert second.queue is not None
@@ -302,7 +356,7 @@ def test_a_waiting_task_tells_its_place_when_that_changes() -> None:
 def test_all_who_begin_to_watch_at_once_are_told_the_place() -> None:
     async def main() -> None:
         world, figures = World(), Figures()
-        hub = Hub(world, world, queues=Queues(figures, figures, clock=clock), clock=clock)
+        hub = Hub(world, world, queues=queues_of(figures), clock=clock)
         task = ScriptedTask(world)
 
         async def first() -> object:
@@ -320,7 +374,7 @@ def test_all_who_begin_to_watch_at_once_are_told_the_place() -> None:
 def test_places_of_many_watched_tasks_cost_twenty_questions_a_second() -> None:
     async def main() -> None:
         world, figures = World(), Figures()
-        hub = Hub(world, world, queues=Queues(figures, figures, clock=clock), clock=clock)
+        hub = Hub(world, world, queues=queues_of(figures), clock=clock)
         tasks = [ScriptedTask(world) for _ in range(500)]
 
         async def watch(task: ScriptedTask) -> None:
