@@ -86,6 +86,8 @@ class GenerateActivities:
                 fault = error if isinstance(error, TaskFault) else _unexpected(error)
                 span.fail(fault.code)
                 self._count("refused" if fault.refused else _outcome(fault))
+                if self._metrics:
+                    self._metrics.attempt_faults.labels(model=given.model_id, code=fault.code).inc()
                 told = {"model_id": given.model_id, "error_code": str(fault.code), **attempt.figures()}
                 if fault.code in _FOR_OPERATORS:
                     log.error("model is misconfigured: %s", fault.message, extra=told)

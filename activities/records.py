@@ -148,6 +148,7 @@ def count_end(metrics: Metrics, outcome: Outcome) -> None:
     for attempt in projection.attempts:
         if attempt.outcome == "lost":  # the others were counted by their workers as they ended
             metrics.attempts.labels(outcome=attempt.outcome).inc()
+            metrics.attempt_faults.labels(model=model, code=ErrorCode.WORKER_LOST).inc()
     usage = projection.usage
     metrics.tokens.labels(model=model, kind="prompt").inc(usage.prompt_tokens or 0)
     metrics.tokens.labels(model=model, kind="completion").inc(usage.completion_tokens or 0)

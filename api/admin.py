@@ -11,7 +11,6 @@ from starlette.responses import Response
 from api.accept import record
 from api.deps import PrincipalDep, Resources, ResourcesDep
 from api.problems import FieldError, Problem, invalid
-from api.readiness import WORKER_SECONDS
 from api.render import PRIVATE, json_response, time_text
 from api.replies import (
     INVALID,
@@ -24,12 +23,14 @@ from api.replies import (
 )
 from api.schemas import Day, ModelId, PauseBody, UserId
 from api.strict_json import StrictRoute, requires
+from perdure.contracts import ModelNews
 from perdure.models import Model
 from perdure.store.rows import Pause, Principal, QueueStat, WorkerRow
 from perdure.task.states import CLASSES
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute)
 _MAX_USAGE_DAYS: Final = 400
+_BREAKERS: Final = ("closed", "half_open", "open")  # best first
 _FIRST_YEAR, _LAST_YEAR = 2000, 9000
 Kind = Literal["pool", "model"]
 Name = Annotated[str, Path(max_length=128)]
@@ -48,8 +49,11 @@ _PAUSED: Final[dict[int | str, dict[str, Any]]] = {
 )
 @requires("tasks:read")
 async def models(resources: ResourcesDep) -> Response:
-    """`no_worker`: no live worker serves the model; its tasks wait. `paused`: the model, or its pool, is."""
-    workers = await resources.store.workers.live(WORKER_SECONDS)
+    """`no_worker`: no live worker serves the model; its tasks wait. `paused`: the model, or its pool, is.
+
+    A worker's `breaker` is open while its model server refuses: then one task at a time tries it, the others
+    wait. `broken` names workers that cannot serve the model as they are set up."""
+    workers = await resources.store.workers.live()
     pauses = await _pauses(resources)
     data = [_model(name, model, workers, pauses) for name, model in resources.catalogue.models.items()]
     return json_response({"data": data}, 200, PRIVATE)
@@ -63,9 +67,9 @@ async def models(resources: ResourcesDep) -> Response:
 )
 @requires("tasks:read")
 async def queues(resources: ResourcesDep) -> Response:
-    """Counts come from the rows. `waiting` + `running` per pool is what a scaler needs."""
+    """Counts come from the rows. `demand` (waiting + running) per pool is what a scaler needs."""
     stats = await resources.store.stats.queues()
-    workers = await resources.store.workers.live(WORKER_SECONDS)
+    workers = await resources.store.workers.live()
     pauses = await _pauses(resources)
     data = [_pool(name, resources, stats, workers, pauses) for name in resources.catalogue.pools]
     return json_response({"data": data}, 200, PRIVATE)
@@ -200,14 +204,23 @@ def _pause_fields(pause: Pause | None) -> dict[str, Any] | None:
 def _model(
     name: str, model: Model, workers: list[WorkerRow], pauses: dict[tuple[str, str], Pause]
 ) -> dict[str, Any]:
-    serving = sum(name in worker.models and not worker.draining for worker in workers)
+    here = [worker for worker in workers if worker.pool == model.pool]
+    serving = [_serving(worker, name) for worker in here if worker.serves(name)]
+    states = [one["breaker"]["state"] for one in serving if one["breaker"]]
     pause = pauses.get(("model", name)) or pauses.get(("pool", model.pool))
     return {
         "model_id": name,
         "pool": model.pool,
         "executor": model.executor,
         "state": "paused" if pause else "ok" if serving else "no_worker",
-        "workers": serving,
+        "workers": len(serving),
+        "breaker": min(states, key=_BREAKERS.index) if states else None,
+        "serving": serving,
+        "broken": [
+            {"worker": worker.worker, "error_code": told.error_code}
+            for worker in here
+            if (told := _told(worker, name)) and told.error_code
+        ],
         "paused": _pause_fields(pause),
         "limits": {
             "max_input_bytes": model.max_input_bytes,
@@ -221,6 +234,23 @@ def _model(
             "allow_image_urls": model.allow_image_urls,
         },
     }
+
+
+def _serving(worker: WorkerRow, model_id: str) -> dict[str, Any]:
+    told = _told(worker, model_id)
+    breaker = None
+    if told is not None and told.breaker is not None:
+        breaker = {
+            "state": told.breaker,
+            "since": time_text(told.since),
+            "refusals": told.refusals,
+        }
+    return {"worker": worker.worker, "seen_at": time_text(worker.seen_at), "breaker": breaker}
+
+
+def _told(worker: WorkerRow, model_id: str) -> ModelNews | None:
+    """What the worker says of the model; None where it has said nothing."""
+    return next((one for one in worker.told or () if one.model_id == model_id), None)
 
 
 def _pool(
@@ -248,6 +278,7 @@ def _pool(
         "scheduling": pool.scheduling,
         "waiting": sum(each["waiting"] for each in classes.values()),
         "running": sum(each["running"] for each in classes.values()),
+        "demand": sum(each["waiting"] + each["running"] for each in classes.values()),
         "oldest_wait_seconds": max(each["oldest_wait_seconds"] for each in classes.values()),
         "slots": sum(worker.slots for worker in here if not worker.draining),
         "slots_in_use": sum(worker.in_use for worker in here),

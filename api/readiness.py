@@ -11,7 +11,6 @@ from perdure.store.engine import Store
 from perdure.store.errors import StoreError
 from perdure.temporal import TemporalGate
 
-WORKER_SECONDS: Final = 30.0  # a worker not seen for so long serves nothing
 _FRESH: Final = 2.0  # seconds that one look serves
 _PATIENCE: Final = 1.0  # seconds that a look waits for Postgres, and for Temporal
 
@@ -43,7 +42,7 @@ class Readiness:
         try:
             async with asyncio.timeout(_PATIENCE):
                 state = await self._store.schema_state()
-                workers = await self._store.workers.live(WORKER_SECONDS) if state.ok else []
+                workers = await self._store.workers.live() if state.ok else []
         except (StoreError, TimeoutError):
             return "unavailable", "unknown", models
         if not state.ok:

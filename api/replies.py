@@ -148,12 +148,32 @@ class PauseReply(_Reply):
     paused_at: str
 
 
+class BreakerReply(_Reply):
+    state: Literal["closed", "half_open", "open"]
+    since: str | None = Field(description="When it closed; for the others, when it last stood closed.")
+    refusals: int = Field(description="In a row, as of the last change.")
+
+
+class ServingReply(_Reply):
+    worker: str
+    seen_at: str
+    breaker: BreakerReply | None = Field(description="Null: the model has none, or it is not known yet.")
+
+
+class BrokenReply(_Reply):
+    worker: str
+    error_code: str
+
+
 class ModelReply(_Reply):
     model_id: str
     pool: str
     executor: str
     state: Literal["ok", "no_worker", "paused"]
     workers: int
+    breaker: Literal["closed", "half_open", "open"] | None = Field(description="The best of `serving`.")
+    serving: list[ServingReply]
+    broken: list[BrokenReply] = Field(description="Workers whose tasks of this model fail at once.")
     paused: PauseReply | None
     limits: dict[str, Any]
 
@@ -184,6 +204,7 @@ class PoolReply(_Reply):
     scheduling: Literal["strict", "weighted"]
     waiting: int
     running: int
+    demand: int = Field(description="`waiting` + `running`: for a scaler.")
     oldest_wait_seconds: float
     slots: int = Field(description="Of live workers that take new work.")
     slots_in_use: int

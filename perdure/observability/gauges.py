@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 _FRESH_SECONDS: Final = 1.0  # several scrapers, and anybody who asks, cost one reading a second
 _READ_SECONDS: Final = 3.0  # below Prometheus' time-out, so that the page answers while Postgres does not
-_WORKER_SECONDS: Final = 30.0  # a worker not seen for longer does not count
 
 
 class StatsGauges:
@@ -53,22 +52,26 @@ class StatsGauges:
     async def _read(self) -> None:
         states = await self._store.stats.by_state()
         queues = await self._store.stats.queues()
-        workers = await self._store.workers.live(_WORKER_SECONDS)
+        workers = await self._store.workers.live()
         waiting = await self._store.stats.callbacks_waiting()
+        by_model = await self._store.stats.waiting_by_model()
         for status in Status:
             self._metrics.tasks.labels(status=status).set(states.get(status, 0))
         self._metrics.callbacks_waiting.set(waiting)
         self._show_queues(queues)
         self._show_slots(workers)
+        self._show_models(by_model, workers)
 
     def _show_queues(self, queues: list[QueueStat]) -> None:
-        depth, oldest = self._zeros(CLASSES), self._zeros(CLASSES)
+        depth, oldest, running = (self._zeros(CLASSES) for _ in range(3))
         for one in queues:
             key = (self._pool(one.pool), one.priority.value)
             depth[key] += one.waiting
             oldest[key] = max(oldest[key], one.oldest_wait)
+            running[key] += one.running
         _show(self._metrics.queue_depth, depth)
         _show(self._metrics.queue_oldest_wait, oldest)
+        _show(self._metrics.queue_running, running)
 
     def _show_slots(self, workers: list[WorkerRow]) -> None:
         slots = self._zeros(SLOT_STATES)
@@ -77,6 +80,16 @@ class StatsGauges:
             slots[pool, "busy"] += busy
             slots[pool, "free"] += 0 if worker.draining else worker.slots - busy  # it takes nothing new
         _show(self._metrics.pool_slots, slots)
+
+    def _show_models(self, waiting: dict[str, int], workers: list[WorkerRow]) -> None:
+        for name, model in self._metrics.catalogue.models.items():
+            serving = [one for one in workers if one.pool == model.pool and one.serves(name)]
+            told = [news for one in serving for news in one.told or () if news.model_id == name]
+            self._metrics.model_waiting.labels(model=name).set(waiting.get(name, 0))
+            self._metrics.model_workers.labels(model=name).set(len(serving))
+            self._metrics.model_breakers_open.labels(model=name).set(
+                sum(news.breaker in ("open", "half_open") for news in told)
+            )
 
     def _pool(self, pool: str) -> str:
         """The pool's label: pools that the configuration no longer knows add up under one."""

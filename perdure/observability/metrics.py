@@ -21,6 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from perdure.contracts import AttemptOutcome
 from perdure.models import Catalogue
+from perdure.task.errors import ErrorCode
 from perdure.task.states import CLASSES, FINAL, Status
 
 OTHER: Final = "other"
@@ -131,6 +132,20 @@ class Metrics:
             pool=pools,
             priority=CLASSES,
         )
+        self.queue_running = self._gauge(
+            "queue_running", "Tasks that run (PROCESSING).", pool=pools, priority=CLASSES
+        )
+        self.model_waiting = self._gauge(
+            "model_waiting", "Tasks that wait for a slot, by model.", model=list(catalogue.models)
+        )
+        self.model_workers = self._gauge(
+            "model_workers", "Live workers that serve the model.", model=list(catalogue.models)
+        )
+        self.model_breakers_open = self._gauge(
+            "model_breakers_open",
+            "Live workers whose breaker for the model is not closed: its server refuses.",
+            model=list(catalogue.models),
+        )
         self.pool_slots = self._gauge(
             "pool_slots", "Slots of the pool's live workers.", pool=pools, state=SLOT_STATES
         )
@@ -142,6 +157,12 @@ class Metrics:
 
     def _attempts(self, catalogue: Catalogue) -> None:
         self.attempts = self._counter("attempts", "Attempts that ended.", outcome=ATTEMPT_OUTCOMES)
+        self.attempt_faults = self._counter(
+            "attempt_faults",
+            "Attempts that ended with a fault, by error code.",
+            model=[*catalogue.models, OTHER],
+            code=list(ErrorCode),
+        )
         self.tokens = self._counter(
             "tokens", "Tokens read and made.", model=[*catalogue.models, OTHER], kind=TOKEN_KINDS
         )

@@ -30,6 +30,13 @@ FROM (
 GROUP BY pool, priority
 """
 )
+_BY_MODEL: Final = sql(
+    """
+SELECT model_id, count(*) FROM tasks
+WHERE status = 'QUEUED' OR (status = 'PENDING' AND (not_before IS NULL OR not_before <= now()))
+GROUP BY model_id
+"""
+)
 _WAITING: Final = sql(
     """
 SELECT priority, LEAST(count(*), :most) FROM tasks
@@ -98,6 +105,10 @@ class StatsRepository(Repository):
     async def queues(self) -> list[QueueStat]:
         """Per pool and class: waiting, running, oldest wait. Classes with nothing are left out."""
         return [QueueStat(row[0], Priority(row[1]), *row[2:]) for row in await self._one(_QUEUES)]
+
+    async def waiting_by_model(self) -> dict[str, int]:
+        """PENDING tasks that are due, and QUEUED ones, by model; models with none are left out."""
+        return {row[0]: row[1] for row in await self._one(_BY_MODEL)}
 
     async def waiting(self, pool: str, at_most: int = 100_000) -> dict[Priority, int]:
         """PENDING and QUEUED tasks of a pool per class, each at most `at_most`: for `max_waiting`.

@@ -40,6 +40,9 @@ def test_every_alert_that_operators_were_promised_is_there() -> None:
         "PerdureConsumptionDelayHigh",
         "PerdureCallbackSuccessLow",
         "PerdureNoWorkerForPool",
+        "PerdureNoWorkerForModel",
+        "PerdureModelMisconfigured",
+        "PerdureModelServerRefuses",
         "PerdureReconcilerNotRunning",
         "PerdureMetricsMissing",
     }
