@@ -27,7 +27,7 @@ _COLOURS: Final = {
 _WAITS: Final = {
     "waiting_for_slot": "waits for a free slot",
     "behind_higher_priority": "waits behind higher priority",
-    "no_worker": "no worker serves its pool",
+    "no_worker": "no worker serves its model",
     "backing_off": "waits before its next attempt",
     "not_before": "waits for its start time",
 }

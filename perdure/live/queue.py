@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, Protocol
 from perdure.models import Catalogue, Pool
 from perdure.store.line import Line
 from perdure.store.rows import Pause, QueueStat, ServiceTimes, TaskRow, WorkerRow
+from perdure.task.policy import lane_key
 from perdure.task.states import CLASSES, Priority, Status
 
 Reason = Literal["waiting_for_slot", "behind_higher_priority", "no_worker", "backing_off", "not_before"]
@@ -27,7 +28,6 @@ Reason = Literal["waiting_for_slot", "behind_higher_priority", "no_worker", "bac
 LINE_SECONDS: Final = 2.0
 PLACE_SECONDS: Final = 1.0
 SERVICE_SECONDS: Final = 10.0
-WORKER_SECONDS: Final = 30.0  # a worker not seen for so long serves nothing
 MAX_BEFORE: Final = 10_000  # counted no further
 _MAX_PLACES: Final = 10_000
 
@@ -83,21 +83,22 @@ def ahead_of(row: TaskRow, before: int, lines: Sequence[Line], catalogue: Catalo
     some of them are of better classes. Pure.
 
     Users take turns within a class, by their weights: when this one's turn number `before` has come, each
-    other user had as many, if it has so many. Under `strict` all better lanes go first; under `weighted` the
-    classes take turns by their shares.
+    other user had as many, if it has so many. Under `strict` all better classes go first, and what moved up
+    to a class takes turns in it as a user of its own; under `weighted` classes take turns by their shares.
     """
+    key = lane_key(row.lane)
     mine = [line for line in lines if line.pool == row.pool]
     turns = before + 0.5  # the next one's turn comes before or after ours, as it may be
     weight = catalogue.weight_of(row.user_id)
     beside = sum(
         min(line.waiting, turns * catalogue.weight_of(line.user_id) / weight)
         for line in mine
-        if line.lane == row.lane and line.user_id != row.user_id
+        if lane_key(line.lane) == key and (line.lane, line.user_id) != (row.lane, row.user_id)
     )
     in_lane = before + beside
     pool = catalogue.pools.get(row.pool, Pool())
     if pool.scheduling == "strict":
-        better = sum(line.waiting for line in mine if line.lane < row.lane)
+        better = sum(line.waiting for line in mine if lane_key(line.lane) < key)
         return int(better + in_lane), better > 0
     own = _class_of(row.lane)
     waiting = dict.fromkeys(CLASSES, 0)
@@ -113,7 +114,7 @@ def ahead_of(row: TaskRow, before: int, lines: Sequence[Line], catalogue: Catalo
 
 
 def _class_of(lane: int) -> Priority:
-    """The class whose share a lane counts to: a continuing attempt stands one above its own."""
+    """The class whose share a lane counts to."""
     return CLASSES[0] if lane <= 1 else CLASSES[1] if lane <= 3 else CLASSES[2]
 
 
@@ -160,8 +161,10 @@ class _Look:
     lines: Sequence[Line]
     pauses: Sequence[Pause]
 
-    def slots(self, pool: str) -> int:
-        return sum(worker.slots for worker in self.workers if worker.pool == pool and not worker.draining)
+    def slots(self, row: TaskRow) -> int:
+        """Slots of the workers that serve the row's model."""
+        here = [worker for worker in self.workers if worker.pool == row.pool]
+        return sum(worker.slots for worker in here if worker.serves(row.model_id))
 
     def running(self, pool: str) -> int:
         return sum(stat.running for stat in self.stats if stat.pool == pool)
@@ -211,7 +214,7 @@ class Queues:
             row,
             ahead,
             better=better,
-            slots=look.slots(row.pool),
+            slots=look.slots(row),
             running=look.running(row.pool),
             service=service,
             now=datetime.now(UTC),
@@ -238,7 +241,7 @@ class Queues:
         if self._last is None or now - self._last[0] >= LINE_SECONDS:
             look = _Look(
                 await self._figures.queues(),
-                await self._workers.live(WORKER_SECONDS),
+                await self._workers.live(),
                 await self._lines.lines(),
                 await self._pauses.pauses(),
             )

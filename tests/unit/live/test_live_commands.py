@@ -125,7 +125,7 @@ def test_a_status_in_one_line() -> None:
     assert line == "task_1 QUEUED (waits behind higher priority, about 7 ahead, starts in about 5 min)"
     queue = {"reason": "no_worker", "ahead": 0, "position": 1, "estimated_start_at": None}
     assert (
-        show.status_line(task(status="PENDING", queue=queue)) == "task_1 PENDING (no worker serves its pool)"
+        show.status_line(task(status="PENDING", queue=queue)) == "task_1 PENDING (no worker serves its model)"
     )
 
 

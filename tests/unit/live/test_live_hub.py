@@ -281,6 +281,7 @@ def queues_of(figures: Figures) -> Queues:
         ("heavy", "p", 3, 9, 2 + 9 + 3 + 3 + 3),  # its turns come three times as often
         ("a", "p", 5, 0, 2 + 300 + 5 + 100),  # all better classes first
         ("a", "p", 1, 1, 1 + 1),
+        ("a", "p", 2, 1, 1 + 1),  # it moved up to HIGH and takes turns there
         ("a", "w", 1, 0, 0),
         ("a", "w", 5, 0, 0 + 1),  # by shares: half of 6 : 4 : 2
         ("a", "w", 5, 10, 10 + 31 + 10),
