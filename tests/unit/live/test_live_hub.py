@@ -301,7 +301,7 @@ def test_who_starts_before(user: str, pool: str, lane: int, before: int, expecte
     row = replace(pending_row(user_id=user), pool=pool, lane=lane)
     ahead, better = ahead_of(row, before, lines, CATALOGUE)
     assert abs(ahead - expected) <= 1
-    assert better is (pool == "p" and lane > 1)
+    assert better is (pool == "p" and lane > 2)
 
 
 def test_figures_are_shared_by_all_who_ask() -> None:
