@@ -26,7 +26,8 @@ _COMMON: Final = f"""
     discarded_tokens = :discarded_tokens,
     error_code = :error_code, error_message = :error_message,
     queued_at = COALESCE(:queued_at, t.queued_at),
-    started_at = COALESCE(t.started_at, GREATEST(CAST(:started_at AS timestamptz), t.created_at)),
+    started_at = COALESCE(t.started_at, CASE WHEN CAST(:started_at AS timestamptz) IS NOT NULL
+        THEN GREATEST(CAST(:started_at AS timestamptz), t.created_at) END),
     ready = false, leased_until = NULL, missing_since = NULL, {TOUCH}
 """
 _PROJECT: Final = sql(

@@ -175,6 +175,14 @@ async def test_a_commit_without_a_workflow_behind_it_is_called_back_at_once(stor
     assert [claim.delivery_id for claim in await store.deliveries.claim_due(5, 40)] == [receipt.delivery_id]
 
 
+async def test_a_task_that_never_started_has_no_start(store: Store) -> None:
+    waiting, ended = await queued(store), await queued(store)
+    await store.tasks.project(projection(waiting, 2, Status.QUEUED))
+    await store.tasks.commit(outcome(ended, 2, Status.CANCELLED))
+    assert (await row(store, waiting)).started_at is None
+    assert (await row(store, ended)).started_at is None
+
+
 async def test_an_end_before_the_creation_is_moved_to_it(store: Store) -> None:
     """The clocks of two machines differ; durations are never negative."""
     task = await created(store)
