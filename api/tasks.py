@@ -91,7 +91,9 @@ async def _wait(
         if not matches(known, etag(row, beat)):
             return row
         seen = (beat.attempt, beat.seq) if beat is not None else (0, 0)
-        await resources.hub.wait_change(row.task_id, row.version, seconds, beat=seen)
+        await resources.hub.wait_change(
+            row.task_id, row.version, seconds, change_seq=row.change_seq, beat=seen
+        )
     return await the_task(row.task_id, principal, resources)
 
 
