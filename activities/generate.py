@@ -144,11 +144,13 @@ class GenerateActivities:
         """Drives the executor. Closing the generator closes the model connection."""
         given, track = attempt.given, attempt.track
         executor = self._executors.get(given.model_id)
-        if executor is None:
+        if executor is None:  # another worker of the pool may have it: nothing was begun, so it costs nothing
             raise TaskFault(
                 ErrorCode.MODEL_UNKNOWN,
-                f"the GPU worker {attempt.worker} does not serve model '{given.model_id}'; "
+                f"the GPU worker {attempt.worker} does not have model '{given.model_id}'; "
                 "give all workers of the pool the same models.toml and start them again",
+                refused=True,
+                retryable=True,
             )
         params = given.params if given.params is not None else await own.params()
         track.expect(self._token_limit(given.model_id, params))

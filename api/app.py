@@ -12,6 +12,7 @@ import base64
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from temporalio.client import Client
@@ -41,6 +42,7 @@ from api.strict_json import StrictRoute, routes_of
 from perdure.callback.desk import CallbackDesk
 from perdure.callback.guard import GuardPolicy
 from perdure.dispatcher import Dispatcher
+from perdure.engine_check import say_what_order_lacks
 from perdure.live.feed import Feeds
 from perdure.live.hub import Hub
 from perdure.live.queue import Queues
@@ -53,6 +55,7 @@ from perdure.observability.temporal_metrics import SdkMetrics
 from perdure.settings import ApiSettings
 from perdure.store.engine import Store, make_engine
 from perdure.temporal import TemporalGate, connect, default_identity, make_converter
+from workflows.probe import EngineProbe
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +109,9 @@ async def _build(
     client: Client = await connect(
         settings, lazy=True, identity=identity, runtime=sdk.runtime if sdk else None
     )
+    connected = partial(connect, settings, identity=identity, runtime=sdk.runtime if sdk else None)
+    check = asyncio.create_task(say_what_order_lacks(connected, EngineProbe, catalogue.pools))
+    stack.push_async_callback(_stop, check)
     gate = TemporalGate(client)
     dispatcher = Dispatcher(store, gate, catalogue, metrics, identity)
     running = asyncio.create_task(_keep_dispatching(dispatcher), name="dispatcher")

@@ -180,6 +180,7 @@ async def check_engine(workflow: type[Any], data_dir: Path) -> list[Finding]:
     """The server of the stack on `data_dir`, else that of TEMPORAL_ADDRESS. `workflow`: EngineProbe."""
     from temporalio.service import RPCError
 
+    from perdure.engine_check import REMEDY
     from perdure.engine_setup import SHORTEST, missing_search_attributes, retention, retention_advice
     from perdure.probe import measure
     from perdure.settings import WorkerSettings
@@ -217,7 +218,7 @@ async def check_engine(workflow: type[Any], data_dir: Path) -> list[Finding]:
         found.append(Finding("ok", "search attributes"))
     if kept < SHORTEST:
         found.append(Finding("warning", retention_advice(kept)))
-    losses = [Finding("warning", loss.what, f"set {', '.join(loss.keys)}") for loss in effects.losses()]
+    losses = [Finding("warning", loss.what, f"{', '.join(loss.keys)}: {REMEDY}") for loss in effects.losses()]
     cancel = "" if effects.cancel is None else f", cancel {effects.cancel * 1000:.0f} ms"
     hop, timer = effects.hop * 1000, effects.timer * 1000
     measured = f"server settings: 1 partition, users share, hop {hop:.0f} ms, timer {timer:.0f} ms{cancel}"

@@ -2,6 +2,7 @@
 
     effects = await measure(client, EngineProbe)      2-10 s on queues of its own
     effects.losses()                                  what is missing, in words, with the remedy
+    order = await measure_order(client, EngineProbe)  the order of tasks alone, 2-3 s
 
 Each setting of deploy/temporal/dynamicconfig.yaml is seen by its effect.
 """
@@ -14,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from temporalio import activity
@@ -29,6 +31,7 @@ SLOW_HOP: Final = 0.08  # seconds: 100 ms by default (two polls of 20 a second),
 SLOW_TIMER: Final = 0.6  # of 0.05 s: 1 s by default
 SLOW_CANCEL: Final = 1.0
 _CANCEL_PATIENCE: Final = 3.0
+_VALID: Final = timedelta(minutes=2)  # a run whose process was stopped ends by itself
 _BACKLOG: Final = 34  # what EngineProbe puts on the queue
 
 
@@ -62,14 +65,11 @@ _TIMERS: Final = Loss("back-offs and timers below 1 s take 1 s", ("history.timer
 
 
 @dataclass(frozen=True)
-class Effects:
-    """How a server behaved. Times in seconds; `cancel` None: without a heartbeat it did not arrive."""
+class Order:
+    """How a server orders what waits on a queue."""
 
     partitions: int
     order: tuple[str, ...]  # of 24 "a", 8 "b" of another user, 2 "high": as they were handed out
-    hop: float
-    timer: float
-    cancel: float | None
 
     @property
     def classes_exact(self) -> bool:
@@ -86,6 +86,20 @@ class Effects:
             found.append(_PARTITIONS)
         if not self.users_share:
             found.append(_FAIRNESS)
+        return found
+
+
+@dataclass(frozen=True)
+class Effects(Order):
+    """How a server behaved. Times in seconds; `cancel` None: without a heartbeat it did not arrive."""
+
+    hop: float
+    timer: float
+    cancel: float | None
+
+    def losses(self) -> list[Loss]:
+        """What this server lacks. The product works all the same."""
+        found = super().losses()
         if self.cancel is None or self.cancel > SLOW_CANCEL:
             found.append(_CANCEL)
         if self.hop > SLOW_HOP:
@@ -103,6 +117,9 @@ class Probe:
         self.waiting = asyncio.Event()
         self.asked = 0.0
         self.seen: float | None = None
+
+    def activities(self) -> list[Callable[..., Any]]:
+        return [self.step, self.wait]
 
     @activity.defn(name=names.ACT_PROBE_STEP)
     async def step(self, label: str) -> None:
@@ -122,35 +139,60 @@ class Probe:
 
 async def measure(client: Client, workflow: type[Any]) -> Effects:
     """Runs the probe (`workflow` is workflows.probe.EngineProbe) on fresh queues. Raises RPCError."""
-    queue = f"perdure-probe-{uuid.uuid4().hex}"
-    ordered = f"{queue}-order"
+    queue = _fresh_queue()
     probe = Probe()
-    steps: list[Callable[..., Any]] = [probe.step, probe.wait]
-    async with Worker(
-        client,
-        task_queue=queue,
-        workflows=[workflow],
-        activities=steps,
-        workflow_runner=UnsandboxedWorkflowRunner(),
-        disable_eager_activity_execution=True,  # else the steps never pass through the server's queue
-    ):
+    async with _worker(client, queue, workflow, probe):
         hops = await _run(client, "hops", queue, queue)
         timers = await _run(client, "timers", queue, queue)
         await _cancel(client, probe, queue)
-        probe.order.clear()
-        handle = await client.start_workflow(
-            names.WF_ENGINE_PROBE, args=["order", ordered], id=f"{ordered}-run", task_queue=queue
-        )
-        await _backlog(client, handle, ordered)
-        async with Worker(client, task_queue=ordered, activities=steps, max_concurrent_activities=1):
-            await handle.result()
+        order = await _order(client, probe, queue)
     return Effects(
-        partitions=await partitions(client, ordered),
-        order=tuple(probe.order),
+        partitions=order.partitions,
+        order=order.order,
         hop=statistics.quantiles(hops[-20:])[0],  # the quick ones: load only adds
         timer=min(timers),
         cancel=None if probe.seen is None else probe.seen - probe.asked,
     )
+
+
+async def measure_order(client: Client, workflow: type[Any]) -> Order:
+    """The same for the order of tasks alone. Raises RPCError."""
+    queue = _fresh_queue()
+    probe = Probe()
+    async with _worker(client, queue, workflow, probe):
+        return await _order(client, probe, queue)
+
+
+def _fresh_queue() -> str:
+    return f"perdure-probe-{uuid.uuid4().hex}"
+
+
+def _worker(client: Client, queue: str, workflow: type[Any], probe: Probe) -> Worker:
+    return Worker(
+        client,
+        task_queue=queue,
+        workflows=[workflow],
+        activities=probe.activities(),
+        workflow_runner=UnsandboxedWorkflowRunner(),
+        disable_eager_activity_execution=True,  # else the steps never pass through the server's queue
+    )
+
+
+async def _order(client: Client, probe: Probe, queue: str) -> Order:
+    """Lets a backlog stand on a queue of its own, then takes it one by one."""
+    ordered = f"{queue}-order"
+    probe.order.clear()
+    handle = await client.start_workflow(
+        names.WF_ENGINE_PROBE,
+        args=["order", ordered],
+        id=f"{ordered}-run",
+        task_queue=queue,
+        execution_timeout=_VALID,
+    )
+    await _backlog(client, handle, ordered)
+    async with Worker(client, task_queue=ordered, activities=probe.activities(), max_concurrent_activities=1):
+        await handle.result()
+    return Order(await partitions(client, ordered), tuple(probe.order))
 
 
 async def _run(client: Client, kind: str, target: str, queue: str) -> list[float]:
@@ -159,6 +201,7 @@ async def _run(client: Client, kind: str, target: str, queue: str) -> list[float
         args=[kind, target],
         id=f"{queue}-{kind}",
         task_queue=queue,
+        execution_timeout=_VALID,
         result_type=list[float],
     )
     return seconds
@@ -166,7 +209,11 @@ async def _run(client: Client, kind: str, target: str, queue: str) -> list[float
 
 async def _cancel(client: Client, probe: Probe, queue: str) -> None:
     handle = await client.start_workflow(
-        names.WF_ENGINE_PROBE, args=["cancel", queue], id=f"{queue}-cancel", task_queue=queue
+        names.WF_ENGINE_PROBE,
+        args=["cancel", queue],
+        id=f"{queue}-cancel",
+        task_queue=queue,
+        execution_timeout=_VALID,
     )
     await probe.waiting.wait()
     probe.asked = time.monotonic()

@@ -28,10 +28,12 @@ async def _control(settings: DatabaseSettings) -> None:
     from activities.records import RecordActivities
     from activities.workers import WorkerActivities
     from perdure.dispatcher import Dispatcher
+    from perdure.engine_check import say_what_order_lacks
     from perdure.temporal import TemporalGate
     from workers.control import build_control_worker
     from workers.roll_call import RollCall
     from workers.schedules import keep_schedules
+    from workflows.probe import EngineProbe
 
     async with AsyncExitStack() as stack:
         process = Process(settings, "control")
@@ -62,7 +64,8 @@ async def _control(settings: DatabaseSettings) -> None:
             records_at_once=settings.database_pool,
         )
         roll_call = RollCall(client, store, process.catalogue)
-        await process.run(worker, dispatcher.run(), keep_schedules(client), roll_call.run())
+        check = say_what_order_lacks(client, EngineProbe, process.catalogue.pools)
+        await process.run(worker, dispatcher.run(), keep_schedules(client), roll_call.run(), check)
 
 
 def main_callbacks(settings: CallbackSettings) -> None:

@@ -348,7 +348,6 @@ async def test_it_ends_before_temporal_would_end_it(stage: Stage) -> None:
     [
         ("keyless", "upstream_auth", "NO_SUCH_KEY"),
         ("missing", "model_unknown", "no_such_module"),
-        ("nowhere", "model_unknown", "models.toml"),
     ],
 )
 async def test_models_that_cannot_be_served_say_what_to_do(
@@ -358,6 +357,12 @@ async def test_models_that_cannot_be_served_say_what_to_do(
     assert (details.code, details.retryable) == (code, False)
     assert words_in_it in details.message
     assert stage.server.calls == []
+
+
+async def test_a_model_that_this_worker_lacks_is_left_to_another(stage: Stage) -> None:
+    _, details = await stage.fault("nowhere")
+    assert (details.code, details.retryable, details.refused) == ("model_unknown", True, True)
+    assert "models.toml" in details.message
 
 
 async def test_a_result_larger_than_may_be_kept(stage: Stage) -> None:
