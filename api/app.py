@@ -109,7 +109,9 @@ async def _build(
     client: Client = await connect(
         settings, lazy=True, identity=identity, runtime=sdk.runtime if sdk else None
     )
-    connected = partial(connect, settings, identity=identity, runtime=sdk.runtime if sdk else None)
+    connected = partial(
+        connect, settings, identity=identity, runtime=sdk.runtime if sdk else None, patience=0
+    )
     check = asyncio.create_task(say_what_order_lacks(connected, EngineProbe, catalogue.pools))
     stack.push_async_callback(_stop, check)
     gate = TemporalGate(client)
