@@ -130,7 +130,9 @@ async def list_tasks(
     """Newest first, in a total order. A cursor survives inserts and deletes. `metadata.<key>=<value>` filters
     by your pairs. `params`, `result` and `attempts` come with `?include=`."""
     include = include_of(query.include)
-    wanted = tuple(name for name in EVERYTHING if name in include)
+    wanted = [
+        name for name in EVERYTHING if name in include or name == "attempts"
+    ]  # they tell whose a beat is
     filter = query_filter(query, principal)
     try:
         page = await resources.store.tasks.list(
@@ -149,5 +151,8 @@ async def list_tasks(
 
 
 def _listed(row: TaskRow, include: frozenset[str], resources: Resources) -> dict[str, Any]:
-    beat = resources.hub.live.last_seen(row.task_id) if row.status is Status.PROCESSING else None
+    beat = None
+    if row.status is Status.PROCESSING:
+        resources.hub.live.want(row.task_id)
+        beat = Story.of(row).beat(resources.hub.live.last_seen(row.task_id))
     return task_fields(row, include=include, beat=beat)

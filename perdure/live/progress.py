@@ -3,6 +3,7 @@
     live = LiveProgress(gate)                    gate.describe_beat(task_id) -> Beat | None
     await live.beat(task_id, attempt=2)          at most `interval` seconds old while the budget lasts
     live.last_seen(task_id, attempt=2)           what was seen last; asks nobody
+    live.want(task_id)                           asks, and does not wait: the next look finds it
     live.follow(task_id, on_beat) / unfollow     keeps asking while somebody watches
 
 A beat never goes back: an answer older than what was seen is dropped. When Temporal does not answer, readers
@@ -114,6 +115,11 @@ class LiveProgress:
         if seen is None or seen.beat is None:
             return None
         return seen.beat if attempt is None or seen.beat.attempt == attempt else None
+
+    def want(self, task_id: str) -> None:
+        """Has the task asked about in the background, as `beat` would: for lists, which wait for nobody."""
+        if self._may_ask(task_id, None, 0):
+            self._launch(task_id)
 
     @property
     def interval(self) -> float:

@@ -12,6 +12,7 @@ import pytest
 
 from perdure.client import Client, Event
 from tests.integration.live.stack import Proxy, Stack
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("live_stack")
 
@@ -126,7 +127,7 @@ async def test_progress_is_fresh(stack: Stack) -> None:
     url = f"http://127.0.0.1:{stack.ports[0]}"
     lags: list[float] = []
     async with Client(url) as client:
-        task = await client.submit(simulated(500, rate))
+        task = await client.submit(simulated(300, rate))
         shown, started = 0, 0.0
         async with aclosing(client.watch(task["task_id"])) as events:
             async for event in events:
@@ -139,7 +140,7 @@ async def test_progress_is_fresh(stack: Stack) -> None:
                 shown = data["output_tokens"] or shown
     lags.sort()
     print(f"behind the model: p50 {lags[len(lags) // 2]:.2f} s, max {lags[-1]:.2f} s of {len(lags)}")
-    assert len(lags) >= 8
+    assert len(lags) >= 4
     assert lags[int(0.8 * len(lags))] <= 1.5
 
 
@@ -152,6 +153,14 @@ async def test_lists_and_reads_show_live_progress(stack: Stack, proxy: Proxy) ->
             await asyncio.sleep(0.4)
         assert max(progress for progress, _ in seen) > 10
         assert max(length for _, length in seen) > 100
+        task = await client.submit(simulated(400, 100))
+
+        async def listed() -> bool:
+            mine = [one for one in (await client.list(limit=20))["data"] if one["task_id"] == task["task_id"]]
+            return bool(mine[0]["progress"] > 10)
+
+        await until(listed, every=0.2)
+        await client.finished(task["task_id"])
 
 
 async def test_all_tasks_on_one_stream(stack: Stack, proxy: Proxy) -> None:

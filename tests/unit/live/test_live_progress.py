@@ -124,6 +124,22 @@ def test_a_silent_task_is_asked_about_once_a_second() -> None:
     run(main)
 
 
+def test_who_does_not_wait_finds_it_at_the_next_look() -> None:
+    async def main() -> None:
+        engine = Engine()
+        progress = live(engine)
+        for _ in range(5):
+            progress.want("t")
+        assert progress.last_seen("t") is None
+        await asyncio.sleep(0.1)
+        progress.want("t")
+        assert progress.last_seen("t") is not None
+        assert len(engine.calls) == 1
+        await progress.aclose()
+
+    run(main)
+
+
 def test_the_budget_holds_and_everybody_has_a_turn() -> None:
     async def main() -> None:
         engine = Engine()
