@@ -12,10 +12,12 @@ import base64
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from fastapi import FastAPI
 from temporalio.client import Client
+from temporalio.converter import PayloadCodec
 
 from api import (
     admin,
@@ -63,16 +65,12 @@ log = logging.getLogger(__name__)
 def create_app(settings: ApiSettings, *, sdk: SdkMetrics | None = None) -> FastAPI:
     """The app. Its lifespan builds `app.state.resources`. `sdk`: the Temporal SDK's runtime and metrics, one
     per process."""
-    check_host(settings)
-    parse_networks(settings.trusted_proxies)
-    catalogue = load_catalogue(settings.models)
-    metrics = Metrics(catalogue)
-    guard = GuardPolicy.from_settings(settings)
+    ground = _check(settings, sdk)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            app.state.resources = await _build(settings, catalogue, metrics, guard, sdk, stack)
+            app.state.resources = await _build(ground, stack)
             log.info("api ready", extra={"host": settings.host, "auth": settings.auth})
             yield
             app.state.resources.drain.set()
@@ -83,9 +81,33 @@ def create_app(settings: ApiSettings, *, sdk: SdkMetrics | None = None) -> FastA
     routes = routes_of(app)
     problems.install(app, lambda path: _methods(routes, path))
     openapi.install(app)
-    metrics.know_routes((method, route.path) for route in routes for method in route.methods or ())
-    app.add_middleware(Edge, trusted_proxies=settings.trusted_proxies, metrics=metrics)
+    ground.metrics.know_routes((method, route.path) for route in routes for method in route.methods or ())
+    app.add_middleware(Edge, trusted_proxies=settings.trusted_proxies, metrics=ground.metrics)
     return app
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What settings alone decide, read before anything starts, so that a mistake is said in one line."""
+
+    settings: ApiSettings
+    sdk: SdkMetrics | None
+    catalogue: Catalogue
+    metrics: Metrics
+    guard: GuardPolicy
+    codec: PayloadCodec
+    secret_key: bytes | None
+
+
+def _check(settings: ApiSettings, sdk: SdkMetrics | None) -> _Ground:
+    """Raises CatalogueError, UnsafeAuth, PayloadKeyError or ValueError, each naming the setting."""
+    check_host(settings)
+    parse_networks(settings.trusted_proxies)
+    catalogue = load_catalogue(settings.models)
+    codec = make_converter(settings).payload_codec
+    assert codec is not None
+    guard = GuardPolicy.from_settings(settings)
+    return _Ground(settings, sdk, catalogue, Metrics(catalogue), guard, codec, _secret_key(settings))
 
 
 def _methods(routes: list[StrictRoute], path: str) -> set[str]:
@@ -93,15 +115,9 @@ def _methods(routes: list[StrictRoute], path: str) -> set[str]:
     return {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
 
 
-async def _build(
-    settings: ApiSettings,
-    catalogue: Catalogue,
-    metrics: Metrics,
-    guard: GuardPolicy,
-    sdk: SdkMetrics | None,
-    stack: AsyncExitStack,
-) -> Resources:
+async def _build(ground: _Ground, stack: AsyncExitStack) -> Resources:
     """Every resource, in the order in which one needs the other; the stack closes them in reverse."""
+    settings, sdk, catalogue, metrics = ground.settings, ground.sdk, ground.catalogue, ground.metrics
     identity = default_identity("api")
     url = settings.database_url.get_secret_value()
     store = Store(make_engine(url, pool_size=settings.database_pool, application_name="perdure-api"))
@@ -127,10 +143,8 @@ async def _build(
     stack.push_async_callback(feeds.aclose)
     signals = Signals(gate, hub)
     stack.push_async_callback(signals.aclose)
-    desk = CallbackDesk.from_settings(settings, store.secrets, guard)
+    desk = CallbackDesk.from_settings(settings, store.secrets, ground.guard)
     stack.push_async_callback(desk.aclose)
-    converter = make_converter(settings)
-    assert converter.payload_codec is not None
     return Resources(
         settings=settings,
         catalogue=catalogue,
@@ -140,7 +154,7 @@ async def _build(
         hub=hub,
         queues=queues,
         feeds=feeds,
-        stream_tokens=StreamTokens(_secret_key(settings)),
+        stream_tokens=StreamTokens(ground.secret_key),
         signals=signals,
         metrics=metrics,
         exposition=Exposition(metrics, sdk, StatsGauges(metrics, store)),
@@ -149,10 +163,10 @@ async def _build(
         limits=Limits(settings),
         pressure=Pressure(settings, catalogue, store.stats),
         intake=intake,
-        guard=guard,
+        guard=ground.guard,
         desk=desk,
-        codec=converter.payload_codec,
-        secret_key=_secret_key(settings),
+        codec=ground.codec,
+        secret_key=ground.secret_key,
     )
 
 

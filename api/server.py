@@ -78,7 +78,10 @@ async def serve_until_stopped(
     with listening:
         host, port = listening.getsockname()[:2]
         log.info("api listens", extra={"host": host, "port": port})
-        await Server(config, app, started).serve(sockets=[listening])
+        server = Server(config, app, started)
+        await server.serve(sockets=[listening])
+    if not server.started:
+        raise SystemExit(3)  # the log says why; a supervisor must see that it failed
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from starlette.requests import Request
 
+from api.app import create_app
 from api.auth import UnsafeAuth, check_host, is_loopback
 from api.headers import idempotency, idempotency_key, prefer_wait
 from api.limits import Buckets, Limits
@@ -314,3 +315,22 @@ def test_every_problem_code_is_documented() -> None:
     codes = _codes()
     assert len(codes) > 25
     assert not {code for code in codes if f"`{code}`" not in text}
+
+
+# Mistakes in settings ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"auth": "none", "host": "0.0.0.0"}, "PERDURE_AUTH"),
+        ({"secret_key": SecretStr("not base64!")}, "PERDURE_SECRET_KEY"),
+        ({"payload_key": SecretStr("short")}, "PERDURE_PAYLOAD_KEY"),
+        ({"trusted_proxies": ["nowhere"]}, "PERDURE_TRUSTED_PROXIES"),
+        ({"callback_allow_cidrs": ["nowhere"]}, "PERDURE_CALLBACK_ALLOW_CIDRS"),
+        ({"models": Path("/nowhere/models.toml")}, "PERDURE_MODELS"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_said_before_anything_starts(wrong: dict[str, Any], named: str) -> None:
+    good = ApiSettings(database_url=SecretStr("postgresql://x/y"), models=ROOT / "models.toml")
+    create_app(good)
+    with pytest.raises(ValueError, match=named):
+        create_app(good.model_copy(update=wrong))
