@@ -34,7 +34,7 @@ _STOP_SECONDS: Final = 30.0
 class Processes:
     """API, control, callbacks and one GPU worker on given servers, or the `commands` by name.
 
-    `env` adds settings for all of them.
+    `env` adds settings for all of them. `later`: commands that only `start` starts.
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class Processes:
         models: str,
         env: Mapping[str, str] | None = None,
         commands: Mapping[str, list[str]] = COMMANDS,
+        later: Mapping[str, list[str]] | None = None,
     ) -> None:
         self.root = root
         self.commands = commands
-        self.ports = {name: free_port() for name in commands}
+        self._all = {**commands, **(later or {})}
+        self.ports = {name: free_port() for name in self._all}
         (root / "models.toml").write_text(models)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PERDURE_", "TEMPORAL_", "OTEL_"))}
         self.env = clean | {
@@ -106,14 +108,32 @@ class Processes:
         """Kills a process as a crash does and starts it again."""
         self._running[name].kill()
         self._running[name].wait()
+        self.start(name)
+
+    def start(self, name: str) -> None:
+        """Starts a process that ended, and waits until it works."""
         self._start(name)
         self._wait(name)
 
+    def pid(self, name: str) -> int:
+        return self._running[name].pid
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self._running[name].send_signal(number)
+
+    def exit_code(self, name: str, seconds: float = _STOP_SECONDS) -> int:
+        """Waits until a process ends. Raises subprocess.TimeoutExpired."""
+        return self._running[name].wait(seconds)
+
+    def runs(self, name: str) -> bool:
+        """Whether the process is there, frozen or not."""
+        return self._running[name].poll() is None
+
     def _start(self, name: str) -> None:
-        arguments = self.commands[name]
+        arguments = self._all[name]
         setting = "PERDURE_PORT" if arguments == ["api"] else "PERDURE_METRICS_PORT"
         environment = self.env | {setting: str(self.ports[name])}
-        if name == "gpu":  # as in production: no database, no caller's secret
+        if name.startswith("gpu"):  # as in production: no database, no caller's secret
             hidden = ("PERDURE_DATABASE_URL", "PERDURE_SECRET_KEY", "PERDURE_CALLBACK_SECRET")
             environment = {key: value for key, value in environment.items() if key not in hidden}
         with (self.root / f"{name}.log").open("wb") as out:
