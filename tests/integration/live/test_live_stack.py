@@ -144,6 +144,18 @@ async def test_progress_is_fresh(stack: Stack) -> None:
     assert lags[int(0.8 * len(lags))] <= 1.5
 
 
+async def test_a_submit_that_waits_has_its_result(stack: Stack, proxy: Proxy) -> None:
+    async with Client(proxy.url) as client:
+        began = time.monotonic()
+        task = await client.submit(simulated(5, 1000), wait=30)
+        assert (task["status"], len(task["result"]["text"].split())) == ("COMPLETED", 5)
+        assert time.monotonic() - began < 20
+        slow = await client.submit(simulated(100, 20), wait=1)
+        assert slow["status"] == "PROCESSING"
+        await client.cancel(slow["task_id"])
+        assert (await client.finished(slow["task_id"]))["status"] == "CANCELLED"
+
+
 async def test_lists_and_reads_show_live_progress(stack: Stack, proxy: Proxy) -> None:
     async with Client(proxy.url) as client:
         task = await client.submit(simulated(400, 100))
