@@ -121,7 +121,10 @@ def _ending_of_fault(cause: BaseException | None) -> Ending:
             )
     kind = cause.type if isinstance(cause, ApplicationError) else None
     code = ErrorCode.OUTPUT_TOO_LARGE if kind == "PayloadsTooLarge" else ErrorCode.INTERNAL
-    message = one_line(f"the worker could not run the attempt: {cause}", 300)
+    why = cause.__cause__ if cause else None
+    if not (isinstance(why, ApplicationError) and why.type == "PayloadKeyError"):
+        why = cause  # what lies deeper may quote the input
+    message = one_line(f"the worker could not run the attempt: {why}", 300)
     return Ending("fault", fault=FaultDetails(code=code, message=message, retryable=RETRYABLE[code]))
 
 

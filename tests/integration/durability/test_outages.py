@@ -78,6 +78,7 @@ async def test_postgres_is_away(ground: Ground, service: Service, model: ModelSe
             return (await ready(service)).status_code == 503
 
         await until(told_so, seconds=10)  # a look serves for two seconds
+
         async def committing() -> bool:
             return await ground.pending_activity(finishing) == "commit_outcome"
 
