@@ -1,6 +1,6 @@
 """What endpoints may ask for: the resources that the lifespan built, and who asks.
 
-    async def submit(principal: PrincipalDep, store: StoreDep) -> Response: ...
+    async def submit(principal: PrincipalDep, resources: ResourcesDep) -> Response: ...
 
 A route is marked with `api.strict_json.requires(scope)` or `public`; the principal is settled before its body
 is read, and `PrincipalDep` only hands it on.
@@ -77,40 +77,5 @@ async def principal(request: Request) -> Principal:
     return found
 
 
-async def _store(request: Request) -> Store:
-    return (await resources(request)).store
-
-
-async def _gate(request: Request) -> TemporalGate:
-    return (await resources(request)).gate
-
-
-async def _hub(request: Request) -> Hub:
-    return (await resources(request)).hub
-
-
-async def _catalogue(request: Request) -> Catalogue:
-    return (await resources(request)).catalogue
-
-
-async def _metrics(request: Request) -> Metrics:
-    return (await resources(request)).metrics
-
-
-async def _settings(request: Request) -> ApiSettings:
-    return (await resources(request)).settings
-
-
-async def _limits(request: Request) -> Limits:
-    return (await resources(request)).limits
-
-
 ResourcesDep = Annotated[Resources, Depends(resources)]
 PrincipalDep = Annotated[Principal, Depends(principal)]
-StoreDep = Annotated[Store, Depends(_store)]
-GateDep = Annotated[TemporalGate, Depends(_gate)]
-HubDep = Annotated[Hub, Depends(_hub)]
-CatalogueDep = Annotated[Catalogue, Depends(_catalogue)]
-MetricsDep = Annotated[Metrics, Depends(_metrics)]
-SettingsDep = Annotated[ApiSettings, Depends(_settings)]
-LimitsDep = Annotated[Limits, Depends(_limits)]

@@ -5,7 +5,8 @@
 
 A lone submit is written at once. While two transactions are under way the next submits gather, and the next
 transaction takes them all; a row that Postgres refuses fails alone. One with an Idempotency-Key has a
-transaction of its own, since key and task stand or fall together.
+transaction of its own, since key and task stand or fall together; equal ones that come while it is under way
+share its answer, so that a stampede of repeats holds one connection and not all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perdure.dispatcher import Dispatcher
@@ -25,6 +27,21 @@ MAX_BATCH_BYTES: Final = 1024 * 1024  # params in one transaction, beyond its fi
 AT_ONCE: Final = 2  # transactions under way: one commits while the next is sent
 
 
+@dataclass(frozen=True)
+class _Flight:
+    """A keyed submit under way."""
+
+    fingerprint: bytes
+    params_json: str
+    writing: asyncio.Task[CreateResult]
+
+    def repeated(self, result: CreateResult) -> CreateResult:
+        """The answer to an equal request that came meanwhile."""
+        if result.kind != "created" or result.task is None:
+            return result
+        return CreateResult("replayed", replace(result.task, params_json=self.params_json))
+
+
 class Intake:
     """One per process."""
 
@@ -33,13 +50,12 @@ class Intake:
         self._dispatcher = dispatcher
         self._waiting: deque[tuple[NewTask, asyncio.Future[CreateResult]]] = deque()
         self._writers: set[asyncio.Task[None]] = set()
+        self._flights: dict[tuple[str, str, str], _Flight] = {}
 
     async def add(self, new: NewTask, idempotency: Idempotency | None = None) -> CreateResult:
         """Writes one task. Raises StoreUnavailable, StoreRefused."""
         if idempotency is not None:
-            result = await self._tasks.create(new, idempotency)
-            self._dispatcher.wake()
-            return result
+            return await self._add_keyed(new, idempotency)
         written: asyncio.Future[CreateResult] = asyncio.get_running_loop().create_future()
         self._waiting.append((new, written))
         if len(self._writers) < AT_ONCE:
@@ -47,6 +63,19 @@ class Intake:
             self._writers.add(writer)
             writer.add_done_callback(self._writers.discard)
         return await written
+
+    async def _add_keyed(self, new: NewTask, key: Idempotency) -> CreateResult:
+        name = (key.user_id, key.route, key.key)
+        flight = self._flights.get(name)
+        if flight is not None and flight.fingerprint == key.fingerprint:
+            return flight.repeated(await asyncio.shield(flight.writing))
+        writing = asyncio.create_task(self._tasks.create(new, key))
+        if flight is None:
+            self._flights[name] = _Flight(key.fingerprint, new.params_json, writing)
+            writing.add_done_callback(lambda _: self._flights.pop(name))
+        result = await asyncio.shield(writing)
+        self._dispatcher.wake()
+        return result
 
     async def add_many(self, new: Sequence[NewTask], idempotency: Idempotency | None) -> CreateManyResult:
         """Writes several tasks in one transaction, all or none. Raises StoreUnavailable, StoreRefused."""
@@ -56,7 +85,8 @@ class Intake:
 
     async def aclose(self) -> None:
         """Waits for what is being written."""
-        await asyncio.gather(*self._writers, return_exceptions=True)
+        flights = [flight.writing for flight in self._flights.values()]
+        await asyncio.gather(*self._writers, *flights, return_exceptions=True)
 
     async def _write(self) -> None:
         """Writes batches until nothing waits."""

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from perdure.task.states import Priority, Status
 
-_ID: Final = "task_019adb3c5e7b7c31a5f0c2d9e4b61a77"
-_TIME: Final = "2026-12-01T14:00:00.123456Z"
 _Time = str | None
 
 
@@ -292,6 +290,3 @@ REFUSED_BODY: Final[dict[int | str, dict[str, Any]]] = {
     422: INVALID,
     429: TOO_MANY,
 }
-REFUSED_SUBMIT: Final = REFUSED_BODY
-EXAMPLE_ID: Final = _ID
-EXAMPLE_TIME: Final = _TIME

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from api.accept import record
-from api.deps import PrincipalDep, ResourcesDep
+from api.deps import PrincipalDep, Resources, ResourcesDep
 from api.filters import body_filter
 from api.problems import Problem, not_found
 from api.render import PRIVATE, json_response, task_fields
 from api.replies import NOT_FOUND, REFUSED_BODY, CancelledMany, TaskReply, problem
 from api.schemas import CancelBody, CancelManyBody, PatchBody
 from api.strict_json import StrictRoute, requires
-from api.tasks import TaskId, the_task
+from api.tasks import TaskId
 from perdure import names
 from perdure.observability.ends import ended_in_place
+from perdure.store.errors import StoreError
+from perdure.store.rows import TaskRow
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["tasks"])
 _BATCH: Final = 500  # tasks that one cancel by filter settles
@@ -62,8 +64,7 @@ async def cancel(
     if result.signal:
         await resources.signals.cancel(task_id, reason)
     resources.hub.poke(task_id)
-    row = await the_task(task_id, principal, resources)
-    return json_response(task_fields(row), 202, PRIVATE)
+    return json_response(await _as_it_is(result.task, resources), 202, PRIVATE)
 
 
 @router.post(
@@ -131,8 +132,7 @@ async def change(
         await resources.signals.priority(task_id, body.priority)
     resources.dispatcher.wake()
     resources.hub.poke(task_id)
-    row = await the_task(task_id, principal, resources)
-    return json_response(task_fields(row), 200, PRIVATE)
+    return json_response(await _as_it_is(result.task, resources), 200, PRIVATE)
 
 
 @router.delete(
@@ -153,3 +153,11 @@ async def delete(task_id: TaskId, principal: PrincipalDep, resources: ResourcesD
         raise Problem(409, "task-not-final", "The task is not final; cancel it first.")
     record("task deleted", principal, task_id)
     return Response(status_code=204)
+
+
+async def _as_it_is(row: TaskRow, resources: Resources) -> dict[str, Any]:
+    """The whole task after a change; the changed row where it cannot be read: the change stands."""
+    try:
+        return task_fields(await resources.store.tasks.by_id_any(row.task_id) or row)
+    except StoreError:
+        return task_fields(row)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import orjson
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
@@ -14,22 +14,23 @@ from api.deps import PrincipalDep, Resources, ResourcesDep
 from api.headers import applied, idempotency, idempotency_key, key_reused, prefer_wait
 from api.problems import Problem, from_pydantic, not_found, problem_of, request_id_of
 from api.render import RETRY_AFTER, json_response, task_fields
-from api.replies import ACCEPTED, BULK, REFUSED_SUBMIT, TASK_OK
+from api.replies import ACCEPTED, BULK, REFUSED_BODY, TASK_OK
 from api.schemas import BulkBody, RerunBody, SubmitBody
 from api.strict_json import StrictRoute, requires
+from api.tasks import TaskId
 from perdure import names
+from perdure.store.errors import StoreError
 from perdure.store.rows import CreateResult, NewTask, TaskRow
 
 router = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["tasks"])
 BULK_BYTES: Final = 16 * 1024 * 1024
-TaskId = Annotated[str, Path(description="`task_` and 32 hex digits.")]
 
 
 @router.post(
     "/tasks",
     status_code=202,
     summary="Submit a task",
-    responses={202: ACCEPTED, 200: TASK_OK, **REFUSED_SUBMIT},
+    responses={202: ACCEPTED, 200: TASK_OK, **REFUSED_BODY},
 )
 @requires("tasks:write")
 async def submit(
@@ -50,7 +51,7 @@ async def submit(
     "/tasks/{task_id}/rerun",
     status_code=202,
     summary="Run a task again",
-    responses={202: ACCEPTED, 200: TASK_OK, **REFUSED_SUBMIT},
+    responses={202: ACCEPTED, 200: TASK_OK, **REFUSED_BODY},
 )
 @requires("tasks:write")
 async def rerun(
@@ -108,17 +109,21 @@ async def _written(
 
 
 async def _after(wait: int, task: TaskRow, resources: Resources) -> TaskRow | None:
-    """The task as it is once it is final or the time is up; None when it was deleted meanwhile."""
+    """The task as it is once it is final or the time is up. None when it was deleted meanwhile, or cannot be
+    read: it is kept all the same, and the caller must hear that."""
     if not task.status.final:
         await resources.hub.wait_final(task.task_id, wait)
-    return await resources.store.tasks.by_id_any(task.task_id)
+    try:
+        return await resources.store.tasks.by_id_any(task.task_id)
+    except StoreError:
+        return None
 
 
 @router.post(
     "/tasks/bulk",
     status_code=202,
     summary="Submit up to 500 tasks",
-    responses={202: BULK, **REFUSED_SUBMIT},
+    responses={202: BULK, **REFUSED_BODY},
 )
 @requires("tasks:write", max_body=BULK_BYTES)
 async def bulk(

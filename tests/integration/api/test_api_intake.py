@@ -16,7 +16,7 @@ from perdure.embedded.postgres import EmbeddedPostgres
 from perdure.settings import ApiSettings
 from perdure.store import Store
 from perdure.store.errors import StoreRefused, StoreUnavailable
-from perdure.store.rows import NewTask
+from perdure.store.rows import Idempotency, NewTask
 from tests.integration.api.harness import SIMULATED, Api, running_app
 
 
@@ -67,6 +67,19 @@ async def test_a_lost_database_fails_all_who_wait_and_no_one_later(
         await asyncio.to_thread(own_postgres.start)
         async with asyncio.timeout(30):
             await _kept(intake)
+
+
+async def test_a_stampede_of_repeats_holds_one_connection(api: Api) -> None:
+    intake = api.resources.intake
+    mine, other = Idempotency("u", "submit", "k", b"1" * 32), Idempotency("u", "submit", "k", b"2" * 32)
+    adds = [intake.add(new_task(params_json='{"n":1}'), mine) for _ in range(100)]
+    results = await asyncio.gather(*adds, intake.add(new_task(), other))
+    kinds = [result.kind for result in results]
+    assert (kinds.count("created"), kinds.count("replayed"), kinds[-1]) == (1, 99, "conflict")
+    assert len({result.task.task_id for result in results if result.task}) == 1
+    assert {result.task.params_json for result in results[1:-1] if result.task} == {'{"n":1}'}
+    later = await intake.add(new_task(), mine)
+    assert later.kind == "replayed"
 
 
 async def _kept(intake: Intake) -> None:

@@ -193,6 +193,23 @@ async def test_an_outage_of_postgres_and_its_end(
     await store.aclose()
 
 
+async def test_a_kept_task_is_told_also_when_it_cannot_be_read_again(
+    settings: ApiSettings, own_postgres: EmbeddedPostgres, store: Store
+) -> None:
+    here = settings.model_copy(update={"database_url": SecretStr(own_postgres.dsn)})
+    async with running_app(here, store) as one:
+        sending = asyncio.create_task(
+            one.client.post("/v1/tasks", json=SIMULATED, headers={"Prefer": "wait=3"})
+        )
+        async with asyncio.timeout(10):
+            while not (await one.client.get("/v1/tasks")).json()["data"]:  # noqa: ASYNC110 - a row, not an event
+                await asyncio.sleep(0.02)
+        await asyncio.to_thread(own_postgres.stop)
+        reply = await sending
+        assert (reply.status_code, reply.json()["status"]) == (202, "PENDING"), reply.text
+        assert reply.json()["params"] == {}
+
+
 async def eventually(api: Api, path: str) -> None:
     """Asks until the answer is 200."""
     async with asyncio.timeout(30):

@@ -245,6 +245,7 @@ async def test_many_equal_submits_at_once_are_one_task(settings: ApiSettings, st
         replies = await asyncio.gather(*sends)
         assert {reply.status_code for reply in replies} == {202}
         assert len({reply.json()["task_id"] for reply in replies}) == 1
+        assert all(reply.json()["params"] == {} for reply in replies)
         assert sum("Idempotent-Replayed" not in reply.headers for reply in replies) == 1
 
 
