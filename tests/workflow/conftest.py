@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from temporalio import activity
@@ -60,8 +61,12 @@ def generated(given: GenerateInput, text: str = "done", **more: Any) -> Generate
 
 @dataclass
 class World:
-    """Fake activities and what they saw. `script` gives one function per attempt, the last for all others."""
+    """Fake activities and what they saw. `script` gives one function per attempt, the last for all others.
 
+    The server is shared: where the test started tasks through `Stage`, those of other tests are not recorded.
+    """
+
+    mine: set[str] = field(default_factory=set)
     script: list[Generate] = field(default_factory=list)
     given: list[GenerateInput] = field(default_factory=list)
     priorities: list[Any] = field(default_factory=list)
@@ -74,8 +79,13 @@ class World:
     callback: Callable[[], Awaitable[None]] | None = None
     started: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def _foreign(self, task_id: str) -> bool:
+        return bool(self.mine) and task_id not in self.mine
+
     async def _write(self, projection: Projection) -> None:
         assert not projection.status.final, "a final projection is committed, not recorded"
+        if self._foreign(projection.task_id):
+            return
         if self.row_errors:
             self.row_errors -= 1
             raise RuntimeError("the store is away")
@@ -92,6 +102,8 @@ class World:
 
         @activity.defn(name=names.ACT_COMMIT_OUTCOME)
         async def commit_outcome(outcome: Outcome) -> CommitReceipt:
+            if self._foreign(outcome.projection.task_id):
+                return CommitReceipt(kind="superseded")
             if self.commit_errors:
                 self.commit_errors -= 1
                 raise RuntimeError("the store is away")
@@ -148,12 +160,13 @@ class Stage:
     client: Client
     world: World
     stack: AsyncExitStack
+    pool: str = field(default_factory=lambda: f"p{uuid4().hex[:8]}")
 
     @asynccontextmanager
-    async def gpu(self, pool: str = "p", slots: int = 2) -> AsyncIterator[Worker]:
+    async def gpu(self, slots: int = 2) -> AsyncIterator[Worker]:
         async with Worker(
             self.client,
-            task_queue=names.pool_queue(pool),
+            task_queue=names.pool_queue(self.pool),
             activities=[self.world.generate()],
             max_concurrent_activities=slots,
             max_heartbeat_throttle_interval=timedelta(milliseconds=100),
@@ -161,7 +174,8 @@ class Stage:
             yield worker
 
     async def start(self, **changes: Any) -> WorkflowHandle[Any, CommitReceipt]:
-        task = task_input(**changes)
+        task = task_input(**({"pool": self.pool} | changes))
+        self.world.mine.add(task.task_id)
         return await self.client.start_workflow(
             names.WF_INFERENCE_TASK,
             task,

@@ -44,11 +44,12 @@ def teller(dies_after: list[int], pause: float = 0) -> Any:
 @asynccontextmanager
 async def gpu_worker(stage: Stage, server: ModelServer, **model: str) -> AsyncIterator[None]:
     more = "\n".join(f"{key} = {value}" for key, value in model.items())
+    pool, url = stage.pool, server.base_url
     catalogue = parse_catalogue(
-        f'[pools.p]\nslots = 2\n[models.m]\npool = "p"\nbase_url = "{server.base_url}"\n'
+        f'[pools.{pool}]\nslots = 2\n[models.m]\npool = "{pool}"\nbase_url = "{url}"\n'
         f'resume = "trailing"\n{more}\n'
     )
-    worker = GpuWorker(stage.client, catalogue, "p", None, None, 1, {})
+    worker = GpuWorker(stage.client, catalogue, stage.pool, None, None, 1, {})
     asked, hurried = asyncio.Event(), asyncio.Event()
     running = asyncio.create_task(worker.run(asked, hurried))
     try:
