@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
+from api import examples
 from api.params import ChatParams, SimulatedParams
 from api.replies import ProblemReply, problem
 from api.schemas import SubmitBody
@@ -133,6 +134,8 @@ def _renamed(document: dict[str, Any]) -> dict[str, Any]:
     renamed: dict[str, Any] = orjson.loads(text)
     kept = renamed["components"]["schemas"]
     renamed["components"]["schemas"] = {_NAMES.get(name, name): kept[name] for name in sorted(schemas)}
+    for name, example in (("Task", examples.TASK), ("Problem", examples.PROBLEM)):
+        renamed["components"]["schemas"][name]["examples"] = [example]  # here: FastAPI drops nulls before
     return renamed
 
 

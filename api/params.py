@@ -68,25 +68,25 @@ class _Open(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class _Function(_Open):
+class Function(_Open):
     name: _Name
     description: _Text | None = None
     parameters: dict[str, Any] | None = None
 
 
-class _Tool(_Open):
+class Tool(_Open):
     type: Literal["function"]
-    function: _Function
+    function: Function
 
 
-class _JsonSchema(_Open):
+class JsonSchema(_Open):
     name: _Name | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class _ResponseFormat(_Open):
+class ResponseFormat(_Open):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: _JsonSchema | None = None
+    json_schema: JsonSchema | None = None
 
 
 class ChatParams(_Open):
@@ -108,8 +108,8 @@ class ChatParams(_Open):
     logprobs: _Flag | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
     logit_bias: Annotated[_Bias, Field(max_length=1024)] | None = None
-    response_format: _ResponseFormat | None = None
-    tools: Annotated[list[_Tool], Field(min_length=1, max_length=128)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
     tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = None
     parallel_tool_calls: _Flag | None = None
     user: Annotated[str, Field(strict=True, max_length=256)] | None = None

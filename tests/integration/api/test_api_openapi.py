@@ -14,6 +14,7 @@ import schemathesis
 from schemathesis.checks import CHECKS
 
 from api.params import ChatParams
+from api.replies import TaskReply
 from api.schemas import SubmitBody
 from tests.integration.api.harness import CHAT, LATER, Api, finish
 
@@ -90,6 +91,12 @@ async def test_examples_are_good(api: Api) -> None:
     ChatParams.model_validate(body.params)
     kept = await api.client.post("/v1/tasks", json={**example, "model_id": "chat"})
     assert kept.status_code == 202
+    (task,) = found["components"]["schemas"]["Task"]["examples"]
+    TaskReply.model_validate(task)
+    assert set(task) == set(kept.json())
+    unknown = await api.client.post("/v1/tasks", json={**example, "model_id": "nobody"})
+    (problem,) = found["components"]["schemas"]["Problem"]["examples"]
+    assert {**problem, "request_id": None} == {**unknown.json(), "request_id": None}
 
 
 async def test_live_replies_keep_to_the_document(served: Api) -> None:
