@@ -15,23 +15,13 @@ from typing import Any
 import httpx
 
 from perdure.embedded.plan import Ports
-from perdure.embedded.ports import free_port, is_free
+from tests.support.port_blocks import free_port_base
 
 START_SECONDS = 120.0
 COMMAND = [sys.executable, "-P", "-m", "perdure"]
 # Nothing of the caller's settings, and no name of a foreign Temporal.
 ENV = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "TEMPORAL_"))}
 ENV["PERDURE_DRAIN_SECONDS"] = "0.3"  # a quick machine must not finish a task while it is being stopped
-
-
-def free_port_base() -> int:
-    """N such that every port that a stack takes from it is free now."""
-    while True:
-        base = free_port()
-        if base < 65_000 and all(
-            is_free(port) for port in Ports.of(base).used(model=True, workers=5).values()
-        ):
-            return base
 
 
 def until(condition: Callable[[], Any], seconds: float = 60, what: str = "") -> Any:
