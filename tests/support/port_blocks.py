@@ -8,7 +8,7 @@ from typing import Final
 from perdure.embedded.plan import Ports
 from perdure.embedded.ports import is_free
 
-# Below the ports that the kernel gives to outgoing connections, and a hundred apart: nobody drifts into a block.
+# Below the ports that the kernel gives to outgoing connections, and a hundred apart.
 _FIRST: Final = 20_000
 _LAST: Final = 31_000
 
