@@ -65,17 +65,25 @@ class Resources:
     drain: asyncio.Event = field(default_factory=asyncio.Event)  # set when the process stops
 
 
-async def resources(request: Request) -> Resources:
-    """Everything at once, for endpoints that need much of it."""
+def resources_of(request: Request) -> Resources:
+    """The process's resources."""
     found: Resources = request.app.state.resources
     return found
 
 
-async def principal(request: Request) -> Principal:
+def principal_of(request: Request) -> Principal:
     """Who asks, as the route settled it before the body was read."""
     found: Principal = request.state.principal
     return found
 
 
-ResourcesDep = Annotated[Resources, Depends(resources)]
-PrincipalDep = Annotated[Principal, Depends(principal)]
+async def _resources(request: Request) -> Resources:
+    return resources_of(request)
+
+
+async def _principal(request: Request) -> Principal:
+    return principal_of(request)
+
+
+ResourcesDep = Annotated[Resources, Depends(_resources)]
+PrincipalDep = Annotated[Principal, Depends(_principal)]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from api.accept import Acceptance, accepted
-from api.deps import PrincipalDep, Resources, ResourcesDep
+from api.deps import PrincipalDep, Resources, ResourcesDep, principal_of, resources_of
 from api.headers import applied, idempotency, idempotency_key, key_reused, prefer_wait
 from api.problems import Problem, from_pydantic, not_found, problem_of, request_id_of
 from api.render import RETRY_AFTER, json_response, task_fields
@@ -33,11 +33,10 @@ BULK_BYTES: Final = 16 * 1024 * 1024
     responses={202: ACCEPTED, 200: TASK_OK, **REFUSED_BODY},
 )
 @requires("tasks:write")
-async def submit(
-    body: SubmitBody, request: Request, principal: PrincipalDep, resources: ResourcesDep
-) -> Response:
+async def submit(body: SubmitBody, request: Request) -> Response:
     """Answers when the task is kept: from then on it survives crashes, deploys and outages. `Prefer: wait=N`
     (60 s at most) waits for its end; `Idempotency-Key` makes the submit safe to repeat."""
+    resources, principal = resources_of(request), principal_of(request)  # as dependencies: 16 µs more
     key = idempotency_key(request)
     resources.limits.take_submits(principal)
     acceptance = Acceptance(resources, principal)
