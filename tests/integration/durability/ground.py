@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import asyncpg
 import httpx
 from temporalio.client import Client
 
@@ -168,6 +169,14 @@ class Ground:
         line = [str(temporal_binary()), *words, "--address", self.temporal.address]
         done = await _aside(partial(subprocess.run, line, capture_output=True, timeout=30, check=False))
         return done.returncode
+
+    async def sql(self, words: str, *values: Any) -> None:
+        """A change that no call of ours can make."""
+        connection = await asyncpg.connect(self.postgres.dsn)
+        try:
+            await connection.execute(words, *values)
+        finally:
+            await connection.close()
 
     async def pending_activity(self, task_id: str) -> str | None:
         """The activity that a task's workflow waits for."""

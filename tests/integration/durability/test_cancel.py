@@ -150,7 +150,7 @@ async def test_a_terminate_is_settled_as_failed(ground: Ground, service: Service
         await service.shows(task_id, "one two")
         assert await ground.cli("workflow", "terminate", "--workflow-id", task_id) == 0
         await model.calls[0].closed_by_client(10)
-        task = await service.reaches(task_id, "FAILED", seconds=40)  # a pass is due every 5 s
+        task = await service.reaches(task_id, "FAILED", seconds=60)  # a pass is due every 5 s
         assert task["error_code"] == "terminated"
         (came,) = await receiver.received(1, timeout=40)
         assert b'"terminated"' in came.body

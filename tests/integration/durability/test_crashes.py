@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from datetime import UTC, datetime, timedelta
 
+from perdure.contracts import AttemptRecord
 from tests.integration.durability.ground import Ground, Service, counted, counting
 from tests.support.model_server import DONE, ModelServer, chunk, finish, stream, usage, words
 from tests.support.waiting import until
@@ -109,16 +112,26 @@ async def test_a_killed_api_loses_no_task_and_its_repeat_is_the_same_task(
 async def test_a_task_that_kills_its_workers_ends_and_leaves_the_pool_healthy(
     ground: Ground, service: Service
 ) -> None:
+    """Four workers died of it before its workflow was started anew; it may take five."""
     names = ("gpu-frail-0", "gpu-frail-1")
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    params = {"messages": [{"role": "user", "content": "x"}]}
+    killer = await service.submit("killer", params=params, not_before=soon)
+    died = [AttemptRecord(number=n, outcome="lost", error_code="worker_lost") for n in range(1, 5)]
+    await ground.sql(
+        "UPDATE tasks SET attempts = $2 WHERE task_id = $1",
+        killer,
+        json.dumps([record.model_dump(mode="json") for record in died]),
+    )
     await ground.start(*names)
     replacing = asyncio.gather(*(_supervise(ground, name) for name in names))
     try:
-        killer = await service.submit("killer", params={"messages": [{"role": "user", "content": "x"}]})
         beside = await service.submit("neighbour", params={"tokens": 5})
         done = await service.reaches(killer, "FAILED", seconds=120)
         assert done["error_code"] == "worker_lost"
-        assert "workers were lost" in done["error_message"]
+        assert "6 workers were lost" in done["error_message"]
         assert [a["outcome"] for a in done["attempts"]] == ["lost"] * 6
+        assert all(a["worker"] for a in done["attempts"][4:])
         assert done["retry_count"] == 0
         await service.reaches(beside, "COMPLETED")
         after = await service.submit("neighbour", params={"tokens": 5})
