@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
@@ -18,23 +18,31 @@ keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
 
 @keys.command()
 def create(
-    user: Annotated[str, typer.Argument(help="Whose key: tasks belong to this user.")],
-    name: Annotated[str | None, typer.Option("--name", help="A note, such as where it is used.")] = None,
-    scope: Annotated[
-        list[str] | None, typer.Option("--scope", help="Repeatable; all but admin when not given.")
+    user: Annotated[str, typer.Option("--user", metavar="U", help="Whose key: tasks belong to this user.")],
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scopes",
+            metavar="S,S",
+            help="Of tasks:read, tasks:write, callbacks:write, admin; all but admin when not given.",
+        ),
     ] = None,
     act_as: Annotated[bool, typer.Option("--act-as", help="May submit for other users.")] = False,
-    days: Annotated[float | None, typer.Option("--days", min=0.001, help="Expires after so long.")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="WHEN", help="In 90d, 12h, 30m or 45s; or a date or time (UTC)."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="A note, such as where it is used.")] = None,
 ) -> None:
     """Make a key and show it, this once."""
     from perdure.endings import fail
-    from perdure.keys import DEFAULT_SCOPES, create_key
+    from perdure.keys import DEFAULT_SCOPES, check_scopes, create_key, time_left
 
-    expires = None if days is None else timedelta(days=days)
-    chosen = scope or DEFAULT_SCOPES
     try:
+        chosen = check_scopes(" ".join(scopes or DEFAULT_SCOPES).replace(",", " ").split())
+        left = None if expires is None else time_left(expires, datetime.now(UTC))
         row, token = _with_store(
-            lambda store: create_key(store, user, chosen, act_as=act_as, expires_in=expires, name=name)
+            lambda store: create_key(store, user, chosen, act_as=act_as, expires_in=left, name=name)
         )
     except ValueError as error:
         fail(error)
@@ -43,7 +51,9 @@ def create(
 
 
 @keys.command("list")
-def list_(user: Annotated[str | None, typer.Argument(help="One user's keys only.")] = None) -> None:
+def list_(
+    user: Annotated[str | None, typer.Option("--user", metavar="U", help="One user's keys only.")] = None,
+) -> None:
     """List keys, newest first. The secrets are not known any more."""
     from perdure.keys import list_keys
 

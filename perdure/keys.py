@@ -30,6 +30,13 @@ MAX_KEY_BYTES: Final = 256  # a longer credential is no key of ours and is not l
 USER_ID: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,64}\Z")  # it stands in logs
 _ID_ALPHABET: Final = string.ascii_lowercase + string.digits
 _KEY: Final = re.compile(rb"sk_([a-z0-9]{8})_([A-Za-z0-9_-]{43})\Z")
+_SPAN: Final = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([dhms])\Z", re.ASCII)
+_UNITS: Final = {
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+}
 _NO_HASH: Final = bytes(32)  # what an unknown id is compared with, so that it costs the same time
 
 
@@ -74,6 +81,24 @@ def check_scopes(scopes: Sequence[str]) -> tuple[str, ...]:
         if scope not in SCOPES:
             raise ValueError(f"unknown scope {scope!r}; the scopes are {', '.join(SCOPES)}")
     return tuple(scope for scope in SCOPES if scope in scopes)
+
+
+def time_left(text: str, now: datetime) -> timedelta:
+    """How long a key is to live: `90d`, `12h`, `30m`, `45s`, or until a date or time (UTC where it names no
+    offset). Raises ValueError in words, also for a time that has passed."""
+    span = _SPAN.match(text)
+    try:
+        if span:
+            left = float(span[1]) * _UNITS[span[2]]
+        else:
+            until = datetime.fromisoformat(text)
+            left = (until if until.tzinfo else until.replace(tzinfo=UTC)) - now
+        now + left  # a year that no calendar has
+    except (ValueError, OverflowError):
+        raise ValueError(f"{text!r} is no time: say 90d, 12h, 30m or 45s, or 2030-12-31") from None
+    if left <= timedelta(0):
+        raise ValueError("a key expires in the future")
+    return left
 
 
 async def create_key(

@@ -90,7 +90,7 @@ class Planted:
 
 async def provoke(stack: Processes, receiver: Receiver) -> tuple[dict[str, str], list[httpx.Response]]:
     """Plants canaries and makes every kind of failure. Returns what must stand nowhere, and all replies."""
-    key = (await asyncio.to_thread(stack.run, "keys", "create", "alice")).strip()
+    key = (await asyncio.to_thread(stack.run, "keys", "create", "--user", "alice")).strip()
     replies: list[httpx.Response] = []
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(
