@@ -22,7 +22,7 @@ class Identity:
     started: str
 
     def alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
+        """Whether this very process still runs, be it with one thread (a zombie does not)."""
         return started_at(self.pid) == self.started
 
 
@@ -41,7 +41,8 @@ def started_at(pid: int) -> str | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
-    return None if fields[0] in "ZX" else fields[19]
+    threads = int(fields[17])  # one that was killed shows as a zombie while other threads hold its ports yet
+    return None if fields[0] in "ZX" and threads <= 1 else fields[19]
 
 
 def _started_by_ps(pid: int) -> str | None:

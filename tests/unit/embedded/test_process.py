@@ -54,6 +54,28 @@ def test_identity_tells_a_process_from_a_later_one_with_its_id() -> None:
     assert not Identity(me.pid, "another start").alive()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are read from /proc")
+def test_a_process_lives_until_its_last_thread_has_gone() -> None:
+    """A killed process shows as a zombie while threads of it still end, and until then it holds its ports."""
+    code = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(600,)).start();"
+        "print('up', flush=True); ctypes.CDLL(None).pthread_exit(None)"
+    )
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        known = identify(child.pid)
+        assert known is not None
+        until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        assert known.alive()
+        child.kill()
+        until(lambda: not known.alive())
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_a_zombie_is_not_alive() -> None:
     child = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
     known = identify(child.pid)
