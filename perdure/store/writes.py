@@ -44,6 +44,7 @@ _COMMIT: Final = sql(
 WITH u AS (
     UPDATE tasks t SET {_COMMON},
         progress = CASE WHEN :status = 'COMPLETED' THEN 100 ELSE LEAST(:progress, 99) END,
+        cancel_requested = t.cancel_requested OR :status = 'CANCELLED',
         next_attempt_at = NULL, completed_at = GREATEST(CAST(:completed_at AS timestamptz), t.created_at)
     WHERE t.task_id = :id AND t.status IN {ACTIVE}
     RETURNING t.task_id, t.user_id, t.status, t.callback_url, CAST(:body AS bytea) AS body,

@@ -236,6 +236,15 @@ async def test_a_result_comes_back_exactly(store: Store) -> None:
 # Cancel, priority, delete ---------------------------------------------------------------------------
 
 
+async def test_a_cancelled_task_says_that_a_cancel_was_asked_for(store: Store) -> None:
+    """Also when it was asked for in Temporal: cancelling it again gets the same answer as any other."""
+    task = await finished(store, Status.CANCELLED)
+    assert task.cancel_requested
+    assert not (await finished(store, Status.COMPLETED)).cancel_requested
+    again = await store.tasks.request_cancel(ANN, task.task_id, None)
+    assert again.kind == "already_cancelled"
+
+
 async def test_a_row_never_claimed_is_cancelled_in_place_with_its_callback(store: Store) -> None:
     task = await created(store, callback_url=CALLBACK)
     result = await store.tasks.request_cancel(ANN, task.task_id, "changed my mind")
