@@ -45,7 +45,7 @@ class ListQuery(BaseModel):
     created_after: Time | None = Field(None, description="Exclusive; with an offset or `Z`.")
     created_before: Time | None = Field(None, description="Exclusive; with an offset or `Z`.")
     limit: int = Field(50, ge=1, le=200)
-    cursor: str | None = Field(None, max_length=1024, description="`next_cursor` of the page before.")
+    cursor: str | None = Field(None, description="`next_cursor` of the page before.")
     include: list[IncludeWords] = Field(
         default_factory=list, max_length=8, description="What lists leave out; `partial`: the text so far."
     )

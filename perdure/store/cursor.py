@@ -9,6 +9,7 @@ import struct
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from perdure.names import is_task_id
 from perdure.store.errors import InvalidCursor
 from perdure.store.jsontext import to_json
 from perdure.store.rows import TaskFilter, TaskRow
@@ -38,7 +39,7 @@ def decode_cursor(text: str, filter: TaskFilter, user: str | None) -> tuple[date
         at = _EPOCH + micros * _MICROSECOND
     except (UnicodeError, binascii.Error, struct.error, OverflowError) as error:
         raise InvalidCursor("the cursor is none of ours") from error
-    if version != 1 or not task_id or "\x00" in task_id:
+    if version != 1 or not is_task_id(task_id):
         raise InvalidCursor("the cursor is none of ours")
     if bound != _bind(filter, user):
         raise InvalidCursor("the cursor belongs to another list or filter")

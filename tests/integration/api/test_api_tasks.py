@@ -178,6 +178,7 @@ async def test_a_cursor_survives_inserts_and_deletes(api: Api) -> None:
         base64.urlsafe_b64encode(b'{"v":1}').decode(),
         "-1",
         "=" * 8,
+        "a" * 5000,
     ],
 )
 async def test_a_junk_cursor_is_400(api: Api, cursor: str) -> None:
@@ -193,8 +194,9 @@ async def test_a_cursor_belongs_to_its_filters_and_reveals_nothing(api: Api) -> 
     assert other.json()["code"] == "invalid-cursor"
     assert re.fullmatch(r"[A-Za-z0-9_-]+", cursor)
     assert b"value" not in base64.urlsafe_b64decode(cursor + "==")
-    changed = cursor[:-2] + ("AA" if cursor[-2:] != "AA" else "BB")
-    assert (await api.client.get(f"/v1/tasks?metadata.secret=value&cursor={changed}")).status_code == 400
+    for changed in (cursor[:-2] + ("AA" if cursor[-2:] != "AA" else "BB"), cursor[:-2], cursor + "AAAA"):
+        reply = await api.client.get(f"/v1/tasks?metadata.secret=value&cursor={changed}")
+        assert reply.status_code == 400, changed
 
 
 async def test_filters(api: Api) -> None:
@@ -246,7 +248,7 @@ async def test_lists_leave_out_what_is_large_unless_asked(api: Api) -> None:
         "status=DONE", "status=completed", "priority=1", "model_id=", "model_id=" + "x" * 65,
         "task_type=a%20b", "created_after=yesterday", "created_after=2026-12-01T00:00:00",
         "created_before=" + "9" * 30, "include=everything", "metadata=x", "metadata.=x", "statuss=PENDING",
-        "offset=5", "cursor=" + "x" * 2000, "&".join(f"metadata.k{n}=v" for n in range(17)),
+        "offset=5", "&".join(f"metadata.k{n}=v" for n in range(17)),
     ],
 )  # fmt: skip
 async def test_bad_queries_are_named(api: Api, query: str) -> None:
