@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import re
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+import uuid_utils
 import uvicorn
 import uvloop
 from fastapi import FastAPI
@@ -32,6 +34,7 @@ from perdure.settings import ApiSettings
 
 log = logging.getLogger(__name__)
 _CLOSING: Final = 3.0  # seconds of the grace that closing the resources may take
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]*")
 _KEEP_ALIVE: Final = 75  # seconds: longer than the idle times of usual proxies and clients
 
 
@@ -144,17 +147,24 @@ def _collect_less() -> None:
 
 class OwnHosts:
     """Without keys, only requests that name this machine are answered: a web page whose name was made to
-    resolve to loopback must not reach the service through a browser."""
+    resolve to loopback must not reach the service through a browser. A page's name has a dot in it, so a
+    bare word (`api`, or none at all) is a program's and is let in."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_loopback(_host_of(scope)):
+        if scope["type"] == "http" and not _is_own(_host_of(scope)):
+            request_id = uuid_utils.uuid7().hex
             problem = Problem(403, "foreign-host", "Without keys this service answers to localhost only.")
-            await render(problem, None)(scope, receive, send)
+            problem.headers["X-Request-ID"] = request_id
+            await render(problem, request_id)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+def _is_own(host: str) -> bool:
+    return is_loopback(host) or _BARE.fullmatch(host) is not None
 
 
 def _host_of(scope: Any) -> str:

@@ -186,9 +186,16 @@ async def test_an_open_service_answers_to_this_machine_only(settings: ApiSetting
             ("localhost:8000", 200),
             ("127.0.0.1", 200),
             ("[::1]:80", 200),
+            ("perdure:8000", 200),  # a bare word: no page on the web has such a name
             ("evil.test", 403),
+            ("evil.test.", 403),
+            ("192.0.2.7", 403),
+            ("[2001:db8::7]", 403),
         ):
-            assert (await one.client.get("/v1/tasks", headers={"Host": host})).status_code == status, host
+            reply = await one.client.get("/v1/tasks", headers={"Host": host})
+            assert reply.status_code == status, host
+        problem = reply.json()
+        assert (problem["code"], problem["request_id"]) == ("foreign-host", reply.headers["x-request-id"])
 
 
 def test_a_taken_port_is_said_in_words() -> None:
