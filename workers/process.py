@@ -93,9 +93,10 @@ class Process:
         async with worker:
             log.info("worker ready", extra={"worker": self.identity, "queue": worker.task_queue})
             await self.stop.asked.wait()
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            while pending := [loop for loop in loops if not loop.done()]:
+                for loop in pending:  # again: a query that breaks just now can swallow a cancel
+                    loop.cancel()
+                await asyncio.wait(pending, timeout=1.0)
         log.info("worker stopped", extra={"worker": self.identity})
 
 
