@@ -22,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--tasks", type=int, default=500)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--pace", type=float, default=8.0, help="submits a second")
+    parser.add_argument("--pace", type=float, default=4.0, help="submits a second")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     print(f"chaos: {given.tasks} tasks, seed {seed}", flush=True)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
 
 from bench.stack import Stack
 
 
 @dataclass
 class Strike:
-    """One fault: what, at when (seconds of the run), and when the stack worked again."""
+    """One fault: what, when (seconds of the run), and when the stack worked again. A freeze counts whole."""
 
     kind: str
     at: float
@@ -26,36 +30,45 @@ class Strike:
         return None if self.recovered is None else self.recovered - self.at
 
 
+KINDS: Final = (
+    "kill gpu", "freeze gpu", "drain gpu", "drain gpu twice",
+    "kill control", "freeze control", "stop control",
+    "kill api", "freeze api", "stop api",
+    "kill callbacks", "freeze callbacks",
+    "kill temporal", "freeze temporal",
+    "kill postgres", "freeze postgres",
+)  # fmt: skip
+HEARTBEAT: Final = 3.0  # seconds, of every model of the run
+
+
 @dataclass
 class Faults:
     """Strikes at random moments until told to stop.
 
     `progress` counts finished tasks: one more after a strike shows that the stack works again.
+    `all_struck` is set once every kind was.
     """
 
     stack: Stack
     rng: random.Random
     progress: Callable[[], int]
-    every: tuple[float, float] = (2.0, 5.0)
+    kinds: Sequence[str] = KINDS
+    every: tuple[float, float] = (1.0, 4.0)
     strikes: list[Strike] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
-
-    KINDS = (
-        "kill gpu", "kill gpu", "freeze gpu", "drain gpu", "drain gpu twice", "kill control", "kill api",
-        "kill callbacks", "kill temporal", "kill postgres", "freeze temporal", "freeze postgres",
-        "stop control",
-    )  # fmt: skip
+    all_struck: asyncio.Event = field(default_factory=asyncio.Event)
 
     def now(self) -> float:
         return time.monotonic() - self.began
 
-    async def run(self, stop: asyncio.Event, most: int | None = None) -> None:
-        """Every kind once in random order, then at random; `most` ends it by itself."""
-        order = list(dict.fromkeys(self.KINDS))
+    async def run(self, stop: asyncio.Event) -> None:
+        """Every kind once in random order, then any at random until `stop`."""
+        order = list(self.kinds)
         self.rng.shuffle(order)
-        while not stop.is_set() and (most is None or len(self.strikes) < most):
-            kind = order.pop() if order else self.rng.choice(self.KINDS)
-            await self._strike(kind)
+        while not stop.is_set():
+            await self._strike(order.pop() if order else self.rng.choice(self.kinds))
+            if not order:
+                self.all_struck.set()
             try:
                 await asyncio.wait_for(stop.wait(), self.rng.uniform(*self.every))
             except TimeoutError:
@@ -69,7 +82,7 @@ class Faults:
         before = self.progress()
         try:
             await self._hit(how, self._pid(part), bool(twice))
-        except (ProcessLookupError, KeyError):
+        except (ProcessLookupError, psutil.NoSuchProcess, KeyError):
             strike.kind += " (was down)"
         await self._recovered(strike, before)
 
@@ -84,16 +97,24 @@ class Faults:
             case "kill":
                 os.kill(pid, signal.SIGKILL)
             case "freeze":
-                os.kill(pid, signal.SIGSTOP)
-                try:
-                    await asyncio.sleep(self.rng.uniform(4.0, 9.0))  # past the heartbeat time-out of 3 s
-                finally:
-                    os.kill(pid, signal.SIGCONT)
+                await self._freeze(pid)
             case _:
                 os.kill(pid, signal.SIGTERM)
                 if twice:
                     await asyncio.sleep(0.2)
-                    os.kill(pid, signal.SIGTERM)
+                    _signal(pid, signal.SIGTERM)
+
+    async def _freeze(self, pid: int) -> None:
+        """The process and all that it runs, past the heartbeat time-out."""
+        parent = psutil.Process(pid)
+        frozen = [parent, *parent.children(recursive=True)]
+        try:
+            for one in frozen:
+                _signal(one.pid, signal.SIGSTOP)
+            await asyncio.sleep(self.rng.uniform(HEARTBEAT + 1, HEARTBEAT * 3))
+        finally:
+            for one in frozen:
+                _signal(one.pid, signal.SIGCONT)
 
     async def _recovered(self, strike: Strike, before: int) -> None:
         """Waits until another task has finished, a minute at most."""
@@ -103,3 +124,9 @@ class Faults:
                 strike.recovered = self.now()
                 return
             await asyncio.sleep(0.05)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """To a process that may have gone meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

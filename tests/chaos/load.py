@@ -30,7 +30,7 @@ class Accepted:
 
 @dataclass
 class Load:
-    """Submits `count` tasks at a pace that spreads them over the faults."""
+    """Submits tasks at a pace that spreads them over the faults."""
 
     stack: Stack
     rng: random.Random
@@ -41,9 +41,10 @@ class Load:
     refused_for_now: int = 0
     odd: list[str] = field(default_factory=list)  # answers that no caller should see
 
-    async def run(self) -> None:
+    async def run(self, enough: asyncio.Event) -> None:
+        """`count` tasks, and more until there is `enough`."""
         async with self.client() as client:
-            for _ in range(self.count):
+            while len(self.accepted) < self.count or not enough.is_set():
                 await self._submit(client)
                 await asyncio.sleep(self.rng.expovariate(self.pace))
                 if self.rng.random() < 0.08 and self.accepted:

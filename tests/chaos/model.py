@@ -23,6 +23,7 @@ class ChaosModel:
         self.server = ModelServer()
         self.server.script(self._answer)
         self.faults = 0
+        self.words = 0  # streamed in all
 
     def _answer(self, call: Call) -> Steps:
         body: dict[str, Any] = call.body
@@ -42,9 +43,12 @@ class ChaosModel:
                     steps.append(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n')
                 return self._fault(stream(*steps))  # the end comes early
             k = start + made
-            steps += [chunk(f"w{k}" if k == 0 else f" w{k}"), 1 / RATE]
+            steps += [chunk(f"w{k}" if k == 0 else f" w{k}"), self._streamed, 1 / RATE]
         return stream(*steps, finish("length"), usage(prompt + start, wanted), b"data: [DONE]\n\n")
 
     def _fault(self, steps: Steps) -> Steps:
         self.faults += 1
         return steps
+
+    def _streamed(self, call: Call) -> None:
+        self.words += 1

@@ -7,14 +7,14 @@ import contextlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
 
 from bench.stack import Stack
-from tests.chaos.faults import Faults, Strike
+from tests.chaos.faults import HEARTBEAT, KINDS, Faults, Strike
 from tests.chaos.load import Load
 from tests.chaos.model import ChaosModel
 from tests.chaos.verdict import TRIGGER, Verdict, judge, settled
@@ -28,13 +28,13 @@ slots = 4
 [models.simulated]
 pool = "sim"
 executor = "simulated"
-heartbeat_timeout = 3
+heartbeat_timeout = {heartbeat}
 [models.scripted]
 pool = "scripted"
 executor = "openai"
 base_url = "{base_url}"
 resume = "trailing"
-heartbeat_timeout = 3
+heartbeat_timeout = {heartbeat}
 token_timeout = 10
 """
 SETTLE_SECONDS = 300.0
@@ -53,9 +53,13 @@ async def chaos(
     pace: float,
     *,
     say: Callable[[str], None] = lambda line: None,
-    faults: int | None = None,
+    kinds: Sequence[str] = KINDS,
+    every: tuple[float, float] = (1.0, 4.0),
 ) -> Report:
-    """Runs `tasks` tasks under faults. `faults` bounds how many; None: as long as tasks are submitted."""
+    """Runs `tasks` tasks under faults, and more until every kind was there once.
+
+    `every`: seconds from one fault's recovery to the next fault, at least and at most.
+    """
     rng = random.Random(seed)
     model = ChaosModel(random.Random(rng.random()))
     dice = random.Random(rng.random())
@@ -68,7 +72,7 @@ async def chaos(
         receiver = await stack.enter_async_context(Receiver(doubtful))
         running = await stack.enter_async_context(
             Stack(
-                MODELS.format(base_url=model.server.base_url),
+                MODELS.format(base_url=model.server.base_url, heartbeat=HEARTBEAT),
                 gpu_workers=2,
                 env={"PERDURE_DRAIN_SECONDS": DRAIN_SECONDS},
             )
@@ -80,12 +84,11 @@ async def chaos(
         watch = _Watch(database)
         watching = asyncio.create_task(watch.run())
         stop = asyncio.Event()
-        attack = Faults(running, random.Random(rng.random()), lambda: watch.finished)
-        attacking = asyncio.create_task(attack.run(stop, most=faults))
-        await load.run()
-        say(f"{tasks} tasks are in, {len(attack.strikes)} faults so far")
-        if faults is None:
-            stop.set()
+        attack = Faults(running, random.Random(rng.random()), lambda: watch.finished, kinds, every)
+        attacking = asyncio.create_task(attack.run(stop))
+        await load.run(attack.all_struck)
+        stop.set()
+        say(f"{len(load.accepted)} tasks are in, after {len(attack.strikes)} faults")
         await attacking
         waited = await settled(database, load, SETTLE_SECONDS)
         watching.cancel()
@@ -94,6 +97,9 @@ async def chaos(
         )
         verdict.figures["settled after the last fault (s)"] = round(waited, 1)
         verdict.figures["faults of the model server"] = model.faults
+        verdict.figures["words streamed by the model server"] = model.words
+        made_again = model.words - verdict.words_kept
+        verdict.figures["of them made again, or dropped with a cancel"] = made_again
         await _slots(verdict, load)
         verdict.check("model connections left open", model.server.open)
         if verdict.broken:

@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import asyncpg
@@ -18,7 +19,7 @@ from tests.chaos.load import FINAL, Accepted, Load
 from tests.chaos.model import expected
 from tests.support.receiver import Receiver
 
-# Counts every move into a final state, and every change of a row that was final before.
+# Notes every move into a final state, every change of a row that was final before, and every step back.
 TRIGGER = """
 CREATE TABLE chaos_finals (task_id text, kind text);
 CREATE FUNCTION chaos_note() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -28,6 +29,10 @@ BEGIN
     ELSIF OLD.completed_at IS NOT NULL AND (NEW.status, NEW.version, NEW.completed_at)
             IS DISTINCT FROM (OLD.status, OLD.version, OLD.completed_at) THEN
         INSERT INTO chaos_finals VALUES (NEW.task_id, 'moved');
+    END IF;
+    IF NEW.version < OLD.version OR (NEW.status = 'PENDING' AND OLD.status <> 'PENDING')
+            OR NEW.started_at IS DISTINCT FROM COALESCE(OLD.started_at, NEW.started_at) THEN
+        INSERT INTO chaos_finals VALUES (NEW.task_id, 'back');
     END IF;
     RETURN NULL;
 END $$;
@@ -41,6 +46,7 @@ class Verdict:
 
     figures: dict[str, Any] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
+    words_kept: int = 0  # of the scripted model, in results
 
     def check(self, name: str, bad: list[str] | int) -> None:
         """A figure that must be zero; names some of the guilty."""
@@ -96,10 +102,12 @@ async def judge(
     _judge_tasks(verdict, load, rows)
     verdict.check("answers that no caller should see", load.odd)
     _judge_writes(verdict, finals)
+    _judge_attempts(verdict, rows)
     _judge_callbacks(verdict, load, rows, deliveries, receiver, secret)
     figures["tokens made"] = sum(r["completion_tokens"] or 0 for r in rows.values())
     figures["tokens discarded"] = sum(r["discarded_tokens"] for r in rows.values())
     figures["attempts"] = dict(_attempts(rows))
+    figures["faults"] = dict(Counter(strike.kind for strike in strikes))
     figures["worst recovery (s)"] = _recoveries(strikes)
     verdict.check("faults from which nothing recovered", [s.kind for s in strikes if s.took is None])
     return verdict
@@ -120,23 +128,46 @@ def _judge_tasks(verdict: Verdict, load: Load, rows: dict[str, Any]) -> None:
             wrong.append(f"{task_id} had to fail")
         if not task.must_fail and row["status"] == "FAILED":
             wrong.append(f"{task_id} {task.model} failed: {row['error_code']} {row['error_message']}")
-        if not _text_right(task, row):
+        said = (json.loads(row["result"]) or {}).get("text", "") if row["result"] else ""
+        if not _text_right(task, row["status"], said):
             text.append(f"{task_id} {task.model} {row['status']}")
+        if task.model == "scripted":
+            verdict.words_kept += len(said.split())
     verdict.check("ends that nothing explains", wrong)
     verdict.check("texts with a word lost, doubled or changed", text)
 
 
-def _text_right(task: Accepted, row: Any) -> bool:
+def _text_right(task: Accepted, status: str, said: str) -> bool:
     """COMPLETED: the whole text; otherwise a beginning of it."""
-    said = (json.loads(row["result"]) or {}).get("text", "") if row["result"] else ""
     whole = simulated_words(0, task.words) if task.model == "simulated" else expected(task.words)
-    return said == whole if row["status"] == "COMPLETED" else whole.startswith(said)
+    return said == whole if status == "COMPLETED" else whole.startswith(said)
 
 
 def _judge_writes(verdict: Verdict, finals: list[Any]) -> None:
     ends = Counter(row["task_id"] for row in finals if row["kind"] == "final")
     verdict.check("results written twice", [task_id for task_id, times in ends.items() if times > 1])
     verdict.check("final rows that moved", [row["task_id"] for row in finals if row["kind"] == "moved"])
+    verdict.check("rows that went back", [row["task_id"] for row in finals if row["kind"] == "back"])
+
+
+def _judge_attempts(verdict: Verdict, rows: dict[str, Any]) -> None:
+    """Attempts are numbered without a gap, cost what they should, and hand on what they have made."""
+    odd, charged, again = [], [], 0
+    for task_id, row in rows.items():
+        attempts = json.loads(row["attempts"] or "[]")
+        outcomes = [a["outcome"] for a in attempts]
+        if [a["number"] for a in attempts] != list(range(1, len(attempts) + 1)) or None in outcomes:
+            odd.append(task_id)
+        if row["status"] == "COMPLETED" and outcomes[-1:] != ["completed"]:
+            odd.append(task_id)
+        if row["retry_count"] > outcomes.count("failed"):
+            charged.append(task_id)
+        for one, following in pairwise(attempts):
+            if one["outcome"] == "drained" and following["outcome"] in ("completed", "drained"):
+                again += one["output_tokens"] - following["resumed_from_tokens"]
+    verdict.check("attempts out of order", odd)
+    verdict.check("retries charged for lost workers or drains", charged)
+    verdict.check("tokens made again after a drain", again)
 
 
 def _judge_callbacks(
