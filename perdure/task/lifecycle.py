@@ -158,17 +158,17 @@ class Lifecycle:
         self._fault_record(now, fault.code, fault.message)
         if not fault.retryable:
             return Finish(Status.FAILED, fault.code, fault.message)
-        if self._patient(fault, now):
-            n = self.refusals
-            self.refusals += 1
-        else:
-            if not fault.refused:
-                self.refusals, self.refused_since = 0, None
-            if self.retry_count >= self.task.max_retries:
-                return Finish(Status.FAILED, fault.code, fault.message)
-            n = self.retry_count
-            self.retry_count += 1
-        return self._again(Again(delay=policy.back_off(n, jitter, fault.retry_after)), now)
+        patient = self._patient(fault, now)
+        if not patient and self.retry_count >= self.task.max_retries:
+            return Finish(Status.FAILED, fault.code, fault.message)
+        if not fault.refused:
+            self.refusals, self.refused_since = 0, None
+        n = self.refusals if patient else self.retry_count
+        after = self._again(Again(delay=policy.back_off(n, jitter, fault.retry_after)), now)
+        if isinstance(after, Again):  # a wait that would pass the deadline is no retry
+            self.refusals += patient
+            self.retry_count += not patient
+        return after
 
     def _patient(self, fault: FaultDetails, now: datetime) -> bool:
         """Whether a refusal before any output is still covered by the model's patience."""

@@ -89,6 +89,7 @@ def test_a_deadline_bounds_the_wait() -> None:
     after = task.faulted(fault(retry_after=6), NOW, 1.0)
     assert isinstance(after, Finish)
     assert after.code == "deadline_exceeded"
+    assert task.retry_count == 0  # no retry came of it
 
 
 def test_attempts_and_drains_are_bounded_together() -> None:
