@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import AliasChoices, Field
 from starlette.responses import Response
 
 from api.accept import record
@@ -35,7 +35,9 @@ _NO_SECRET: Final = problem("The operator set no key to keep secrets with.")
 
 
 class TestBody(Body):
-    url: CallbackUrl
+    """`callback_url`, as a submit spells it, is taken as well."""
+
+    url: CallbackUrl = Field(validation_alias=AliasChoices("url", "callback_url"))
 
 
 class RotateBody(Body):

@@ -201,7 +201,8 @@ async def test_a_test_event_is_signed_and_says_how_it_went(api: Api) -> None:
         assert request["webhook-id"] == told["delivery_id"]
         verify(request.body, request.header_map, secret["secret"])
         standardwebhooks.Webhook(secret["whsec"]).verify(request.body, request.header_map)
-        told = (await api.client.post("/v1/callback-test", json={"url": receiver.url()})).json()
+        body = {"callback_url": receiver.url()}  # as a submit spells it
+        told = (await api.client.post("/v1/callback-test", json=body)).json()
         assert (told["delivered"], told["status"]) == (False, 500)
 
 
