@@ -20,6 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from perdure import names
     from perdure.contracts import (
         MAX_INLINE_PARAMS_BYTES,
+        AttemptStarted,
         CommitReceipt,
         DeliverInput,
         GenerateInput,
@@ -71,22 +72,31 @@ class InferenceTask:
 
     # Messages ------------------------------------------------------------------------------------
 
+    # A handler that raises fails the workflow task, again and again: these take any arguments, since a person
+    # may send them from a shell.
+
     @workflow.signal(name=names.SIG_CANCEL)
-    def cancel(self, reason: Any = None) -> None:
+    def cancel(self, *reason: Any) -> None:
         """Asks the task to stop. Takes a reason as text, as `{"reason": ...}`, or nothing."""
-        self.cancel_reason = self.cancel_reason or reason_text(reason)
+        self.cancel_reason = self.cancel_reason or (reason_text(reason[0]) if reason else None)
         self.cancelled = True
 
     @workflow.signal(name=names.SIG_ATTEMPT_STARTED)
-    def attempt_started(self, number: int, worker: str, at: datetime) -> None:
-        """A GPU worker runs attempt `number`. Only noted here; the main routine acts."""
-        self.announced = (number, worker, at)
+    def attempt_started(self, *told: Any) -> None:
+        """A GPU worker runs an attempt: number, worker, at. Only noted here; the main routine acts."""
+        try:
+            number, worker, at = told
+            start = AttemptStarted(number=number, worker=worker, at=at)
+        except ValueError:  # no announcement of ours
+            return
+        self.announced = (start.number, start.worker, start.at)
 
     @workflow.signal(name=names.SIG_SET_PRIORITY)
-    def set_priority(self, priority: str) -> None:
+    def set_priority(self, *priority: Any) -> None:
         """Moves a waiting task to another class; unknown names change nothing."""
-        if priority in Priority.__members__ and priority != self.priority:
-            self.priority = Priority(priority)
+        name = priority[0] if priority else None
+        if name in [str(known) for known in Priority] and name != self.priority:
+            self.priority = Priority(name)
             self.lane, self.lane_since = policy.priority_key(self.priority), workflow.now()
             self.lane_moved = True
 

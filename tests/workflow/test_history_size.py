@@ -33,7 +33,8 @@ def prose(size: int, seed: int) -> str:
 
 @pytest.fixture
 async def temporal_client(temporal_address: str) -> Client:
-    converter = dataclasses.replace(pydantic_data_converter, payload_codec=Codec())
+    """Compressed, then encrypted: what Temporal stores is at its largest."""
+    converter = dataclasses.replace(pydantic_data_converter, payload_codec=Codec([b"k" * 32]))
     return await Client.connect(temporal_address, data_converter=converter)
 
 
