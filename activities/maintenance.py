@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 SILENT_SECONDS: Final = 60.0
 CANCEL_SECONDS: Final = 5.0
 _BATCH: Final = 100
+_STUCK_TRIES: Final = 2  # of one workflow task; a killed worker costs one, and the alert waits that out
 _PAGE: Final = 500  # closed runs looked up in the store at once
 _OVERLAP: Final = timedelta(seconds=30)  # visibility lags behind: each pass looks a little further back
 _FIRST_LOOK: Final = timedelta(hours=1)
@@ -131,6 +132,7 @@ class MaintenanceActivities:
         except (EngineUnavailable, EngineRefused):
             return 0
         if latest.status is WorkflowExecutionStatus.RUNNING:
+            self._look_at_running(row, latest.raw_description.pending_workflow_task.attempt)
             return 0
         if latest.status is WorkflowExecutionStatus.COMPLETED:
             return await self._commit_again(row, latest)
@@ -142,6 +144,15 @@ class MaintenanceActivities:
                 "the task's workflow failed; see its history in the Temporal UI",
             )
         return await self._fail(row, code, message)
+
+    def _look_at_running(self, row: TaskRow, tries: int) -> None:
+        """A run goes on by itself, unless our code or our key cannot read its history: that is told."""
+        if tries < _STUCK_TRIES:
+            return
+        self._metrics.workflows_stuck.inc()
+        log.error(
+            "a workflow cannot go on; see its pending task in the Temporal UI", extra={"task_id": row.task_id}
+        )
 
     async def _commit_again(self, row: TaskRow, run: WorkflowExecution) -> int:
         """The run committed, but the row lost it: the outcome stands in the run's history."""

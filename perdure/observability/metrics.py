@@ -192,6 +192,11 @@ class Metrics:
         self.reconciler_repairs = self._counter(
             "reconciler_repairs", "Rows that the reconciler settled.", kind=REPAIR_KINDS
         )
+        self.workflows_stuck = Counter(
+            "perdure_workflows_stuck",
+            "Looks at a running workflow that cannot go on: its workflow task fails again and again.",
+            registry=self.registry,
+        )
         self.reconciler_last_run = Gauge(
             "perdure_reconciler_last_run_timestamp_seconds",
             "When this process last finished a reconciler pass (Unix time; 0: never).",

@@ -60,6 +60,8 @@ async def test_a_control_worker_with_another_key_waits_for_it(upkeep: Upkeep, te
         described = await handle.describe()
         assert described.history_length < 10
         assert await blind.pass_() == 0, "the reconciler leaves a running task alone"
+        stuck = blind.metrics.registry.get_sample_value("perdure_workflows_stuck_total")
+        assert stuck == 1, "and somebody is told"
     assert (await upkeep.row(task_id)).status is Status.QUEUED
     async with upkeep.workers():
         row = await upkeep.settles(task_id, Status.COMPLETED)

@@ -44,6 +44,7 @@ def test_every_alert_that_operators_were_promised_is_there() -> None:
         "PerdureModelMisconfigured",
         "PerdureModelServerRefuses",
         "PerdureReconcilerNotRunning",
+        "PerdureWorkflowStuck",
         "PerdureMetricsMissing",
     }
 

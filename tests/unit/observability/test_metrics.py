@@ -33,6 +33,7 @@ PUBLIC = {
     "perdure_callback_tries_per_delivery": set(),
     "perdure_callbacks_waiting": set(),
     "perdure_reconciler_repairs_total": {"kind"},
+    "perdure_workflows_stuck_total": set(),
     "perdure_sse_streams": set(),
     "perdure_build_info": {"version", "python"},
 }
