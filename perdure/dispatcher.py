@@ -76,9 +76,12 @@ class Dispatcher:
                 if not more:
                     await self._sleep()
         finally:
-            await self._starts.aclose()
-            flusher.cancel()
-            await asyncio.gather(flusher, return_exceptions=True)
+            try:
+                await self._starts.aclose()
+            finally:
+                while not flusher.done():  # again: a query that breaks just now can swallow a cancel
+                    flusher.cancel()
+                    await asyncio.wait({flusher}, timeout=0.5)
 
     async def _sleep(self) -> None:
         pause = _BLOCKED if self._blocked else _IDLE
@@ -86,7 +89,8 @@ class Dispatcher:
             due = await self._store.dispatch.next_due()
             if due is not None:
                 pause = max(0.01, min(pause, (due - datetime.now(UTC)).total_seconds()))
-            await asyncio.wait_for(self._woken.wait(), pause)
+            async with asyncio.timeout(pause):  # wait_for would lose a cancel that meets a wake
+                await self._woken.wait()
         except TimeoutError:
             pass
         except StoreError:

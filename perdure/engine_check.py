@@ -51,7 +51,8 @@ async def say_what_order_lacks(
             log.debug("the engine's order is looked at when it answers")
             await asyncio.sleep(_AGAIN)
     try:
-        missing = await asyncio.wait_for(order_lacks(client, workflow, pools), _TIME)
+        async with asyncio.timeout(_TIME):
+            missing = await order_lacks(client, workflow, pools)
     except (RPCError, TimeoutError, RuntimeError) as error:
         log.info("the engine's order could not be measured", extra={"reason": type(error).__name__})
         return

@@ -111,7 +111,8 @@ async def bounded(call: Awaitable[_T], seconds: float = _CALL_SECONDS) -> _T:
     NOT_FOUND and "already started" pass through: they are answers.
     """
     try:
-        return await asyncio.wait_for(call, seconds)
+        async with asyncio.timeout(seconds):  # wait_for would lose a cancel that meets the answer
+            return await call
     except TimeoutError as error:
         raise EngineUnavailable("Temporal did not answer in time") from error
     except RPCError as error:
