@@ -6,6 +6,7 @@ new = Acceptance(resources, principal).task(body)     raises Problem 422, 413
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -105,15 +106,26 @@ class Acceptance:
             raise invalid([field], "callback-url-rejected") from None
 
     async def refusal(self, new: NewTask) -> Problem | None:
-        """Lets the task in, or gives the 429 of a bound on what waits."""
+        """Lets the task in, or gives the 429 of a bound on what waits. What was let in must be settled."""
         return await self._resources.pressure.admit(new.user_id, new.pool, new.priority)
+
+    def settle(self, news: Iterable[NewTask], *, kept: bool) -> None:
+        """Tasks that were let in are written, or will not be."""
+        for new in news:
+            self._resources.pressure.settle(new.user_id, new.pool, new.priority, kept=kept)
 
     async def keep(self, new: NewTask, held: Idempotency | None) -> CreateResult:
         """Writes the task, or finds the one that the same request wrote before: a repeat is answered also
         while nothing new is let in. Raises Problem 429."""
         refusal = await self.refusal(new)
         if refusal is None:
-            return await self._resources.intake.add(new, held)
+            kept = False
+            try:
+                result = await self._resources.intake.add(new, held)
+                kept = result.kind == "created"
+            finally:
+                self.settle([new], kept=kept)
+            return result
         known = await self._resources.store.tasks.recall(held) if held else None
         if known is None:
             raise refusal

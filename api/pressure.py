@@ -2,8 +2,8 @@
 
 A class is refused when the tasks of its own and better classes that wait reach its bound, so under pressure
 LOW is refused first. Counts come from rows and are kept for a few seconds, with what this process has let in
-since; near a bound they are read again. Several processes together may pass a bound by what they admit
-within these seconds.
+since; near a bound they are read again, and what is being written just then counts beside them. Several
+processes together may pass a bound by what they admit within these seconds.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ Counts = dict[Priority, int]
 
 
 class _Count:
-    """One count per class: what was read, and what was let in since."""
+    """One count per class: what was read, and what was let in since. `_flying` is let in and not yet written:
+    a reading cannot know of it."""
 
     def __init__(self, read: Callable[[], Awaitable[Counts]]) -> None:
         self._read = read
         self._lock = asyncio.Lock()
         self._counts: Counts = {}
+        self._flying: Counts = {}
         self._read_at = float("-inf")
 
     async def waiting(self, classes: tuple[Priority, ...], room_for: int, bound: int) -> int:
@@ -46,7 +48,18 @@ class _Count:
         return self._sum(classes)
 
     def admit(self, priority: Priority, amount: int) -> None:
-        self._counts[priority] = self._counts.get(priority, 0) + amount
+        self._add(self._counts, priority, amount)
+        self._add(self._flying, priority, amount)
+
+    def settle(self, priority: Priority, *, kept: bool) -> None:
+        """One that was let in is written, or will not be."""
+        self._flying[priority] = max(0, self._flying.get(priority, 0) - 1)
+        if not kept:
+            self._add(self._counts, priority, -1)
+
+    @staticmethod
+    def _add(counts: Counts, priority: Priority, amount: int) -> None:
+        counts[priority] = counts.get(priority, 0) + amount
 
     def _sum(self, classes: tuple[Priority, ...]) -> int:
         return sum(self._counts.get(each, 0) for each in classes)
@@ -54,7 +67,10 @@ class _Count:
     async def _refresh(self, older_than: float) -> None:
         async with self._lock:
             if time.monotonic() - self._read_at > older_than:
+                flying = dict(self._flying)
                 self._counts = dict(await self._read())
+                for priority, amount in flying.items():
+                    self._add(self._counts, priority, amount)
                 self._read_at = time.monotonic()
 
 
@@ -69,7 +85,10 @@ class Pressure:
         self._users: OrderedDict[str, _Count] = OrderedDict()
 
     async def admit(self, user_id: str, pool: str, priority: Priority, amount: int = 1) -> Problem | None:
-        """Lets `amount` tasks in, or returns the 429 that refuses them. Raises StoreUnavailable."""
+        """Lets `amount` tasks in, or returns the 429 that refuses them. Raises StoreUnavailable.
+
+        Each that was let in must be settled.
+        """
         of_pool = self._pool_count(pool)
         bound = self._catalogue.pools[pool].max_waiting.get(priority)
         if of_pool is not None and bound is not None:
@@ -96,6 +115,13 @@ class Pressure:
         if of_pool is not None:
             of_pool.admit(priority, amount)
         return None
+
+    def settle(self, user_id: str, pool: str, priority: Priority, *, kept: bool) -> None:
+        """A task that was let in is written (`kept`), or will not be."""
+        if pool in self._pools:
+            self._pools[pool].settle(priority, kept=kept)
+        if user_id in self._users:
+            self._users[user_id].settle(priority, kept=kept)
 
     def _pool_count(self, pool: str) -> _Count | None:
         """The pool's count; None where no class of it has a bound."""

@@ -133,11 +133,16 @@ async def bulk(
     key = idempotency_key(request)
     acceptance = Acceptance(resources, principal)
     entries, good = await _judge(body, acceptance, request_id_of(request))
-    if good:
-        resources.limits.take_submits(principal, len(good))
     reply = orjson.dumps(entries).decode()
-    held = idempotency(key, principal.user_id, "bulk", body.tasks, reply=reply) if key else None
-    result = await resources.intake.add_many(good, held) if good else None
+    kept = False
+    try:
+        if good:
+            resources.limits.take_submits(principal, len(good))
+        held = idempotency(key, principal.user_id, "bulk", body.tasks, reply=reply) if key else None
+        result = await resources.intake.add_many(good, held) if good else None
+        kept = result is not None and result.kind == "created"
+    finally:
+        acceptance.settle(good, kept=kept)
     if result is None and held is not None:  # a repeat of what was kept before the bounds were reached
         result = await resources.store.tasks.recall(held)
     headers = {"Cache-Control": "private, no-cache"}
@@ -166,6 +171,9 @@ async def _judge(
             refusal = await acceptance.refusal(new)
         except Problem as problem:
             refusal = problem
+        except BaseException:
+            acceptance.settle(good, kept=False)
+            raise
         if refusal is None:
             good.append(new)
         entries.append(None if refusal is None else refusal.as_json(request_id))
