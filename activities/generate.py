@@ -4,7 +4,7 @@
 
 An attempt that ends in order returns `generated`, `cancelled` or `drained`. A fault is an ApplicationError of
 type `code` with `FaultDetails`; Temporal never retries it, the workflow decides. An attempt that the server
-has given up (a heartbeat could not be delivered) closes its model connection and reports nothing.
+has given up, or that it does not hear, closes its model connection; what it reports then counts for nothing.
 
 Beside the stream run: a beat about once a second, which is also how a silent attempt hears a cancel; the
 signal `attempt_started`; and a watch on the clock and on the worker's drain.
@@ -24,6 +24,7 @@ from temporalio.client import Client
 
 from activities.attempt import Attempt
 from activities.own_run import OwnRun
+from activities.pulse import Pulse
 from perdure import names
 from perdure.contracts import GenerateInput, GenerateResult, Params, TaskResult
 from perdure.llm.base import Executor, Job
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _CLOSING: Final = 2.0  # seconds that an executor may take to close; after that its task is left behind
 _FOR_OPERATORS: Final = (ErrorCode.UPSTREAM_AUTH, ErrorCode.MODEL_UNKNOWN)  # no user can mend these
+_CUT_OFF: Final = 3.0  # seconds beyond the heartbeat time-out after which an unheard attempt ends itself
 _AHEAD: Final = 1.0  # seconds before Temporal's own limit at which an attempt ends itself
 
 
@@ -59,6 +61,7 @@ class GenerateActivities:
         self._client = client
         self._metrics = metrics
         self._drain = drain
+        self._pulse = Pulse(client)
 
     @activity.defn(name=names.ACT_GENERATE)
     async def generate(self, given: GenerateInput) -> GenerateResult:
@@ -81,7 +84,8 @@ class GenerateActivities:
                 waited = (attempt.started_at - given.due_at).total_seconds()
                 self._metrics.task_queue_wait.observe(max(0.0, waited))
             try:
-                ended = await self._run(attempt, own, limit)
+                async with self._pulse.felt():
+                    ended = await self._run(attempt, own, limit)
             except Exception as error:
                 fault = error if isinstance(error, TaskFault) else _unexpected(error)
                 span.fail(fault.code)
@@ -107,14 +111,16 @@ class GenerateActivities:
         work = asyncio.create_task(self._generate(attempt, own))
         handed = asyncio.create_task(self._drain.handed_over.wait())
         beats = asyncio.create_task(_beats(attempt))
-        beside: list[asyncio.Task[Any]] = [handed, beats]
+        cut = asyncio.create_task(self._pulse.lost(given.limits.heartbeat_seconds + _CUT_OFF))
+        beside: list[asyncio.Task[Any]] = [handed, beats, cut]
+        watched = list(beside)
         if given.announce:
             telling = own.announce(
                 given.attempt, attempt.worker, attempt.started_at, after=policy.QUICK_ATTEMPT
             )
             beside.append(asyncio.create_task(_quietly(telling)))
         try:
-            await asyncio.wait([work, handed, beats], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([work, *watched], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
             by_itself = work.done()
             await _close(work)
         except asyncio.CancelledError:
@@ -132,6 +138,9 @@ class GenerateActivities:
         if by_itself or _ended_well(work):
             return attempt.generated(_outcome_of(work))
         if handed.done():
+            return attempt.ended("drained")
+        if cut.done():  # Temporal has given it up by now; should it not have, the checkpoint is handed over
+            log.warning("attempt fenced: Temporal does not hear this worker")
             return attempt.ended("drained")
         if beats.done():
             beats.result()  # beats only end by an exception

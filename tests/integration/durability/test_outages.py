@@ -8,7 +8,7 @@ import time
 import httpx
 
 from tests.integration.durability.ground import FOREVER, Ground, Service, counted, counting
-from tests.support.model_server import ModelServer, stream, words
+from tests.support.model_server import DONE, ModelServer, chunk, finish, stream, usage, words
 from tests.support.receiver import Receiver
 from tests.support.waiting import until
 
@@ -55,6 +55,26 @@ async def test_temporal_is_away(ground: Ground, service: Service, model: ModelSe
     stopped = await service.reaches(doomed, "CANCELLED")
     assert stopped["started_at"] is None
     assert len(model.calls) == 1, "nothing ran twice"
+
+
+async def test_a_worker_that_is_cut_off_lets_its_model_go(
+    ground: Ground, service: Service, model: ModelServer
+) -> None:
+    """Its heartbeats do not arrive for the time-out (3 s) and 3 s more: it may no longer generate."""
+    model.script(stream(*words("one two"), FOREVER), stream(chunk(" three"), finish(), usage(3, 1), DONE))
+    task_id = await service.submit()
+    await service.shows(task_id, "one two")
+    began = time.monotonic()
+    await ground.temporal_away()
+    await model.calls[0].closed_by_client(40)
+    assert 3 < time.monotonic() - began < 10, "a shorter outage costs no attempt"
+    await ground.temporal_back()
+    task = await service.reaches(task_id, "COMPLETED")
+    assert task["result"]["text"] == "one two three"
+    first, last = task["attempts"]
+    assert first["outcome"] in ("lost", "drained")  # whichever Temporal hears first when it is back
+    assert last["outcome"] == "completed"
+    assert task["retry_count"] == 0
 
 
 async def test_postgres_is_away(ground: Ground, service: Service, model: ModelServer) -> None:
