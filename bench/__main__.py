@@ -45,7 +45,8 @@ Generators, receiver and model server run on the same cores as what they measure
 workflow of three activities (model, row, webhook) in processes of its own, unsandboxed, on the same Temporal
 and Postgres in the same run; Perdure's workflows run in the SDK's sandbox. p99 is the nearest rank: of fewer
 than 100 samples it is the worst. Ratios are Perdure / bare: above 1 is better for rates, below 1 for times
-and costs. A reach was set on two loaded cores; "met" says how it went here and now; nothing fails by it."""
+and costs. A reach was set on two loaded cores; "met" says how it went here and now; nothing fails by it.
+`make chaos` answers the last line of the design's table: what is lost when everything is killed at random."""
 
 
 def _arguments() -> argparse.Namespace:
