@@ -17,7 +17,7 @@ settings.load_profile("perdure")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Captured text may hold what tests feed in, lone surrogates too; a report must cross to xdist as UTF-8."""
+    """Captured text may hold lone surrogates that a test fed in; a report must cross to xdist as UTF-8."""
     report = yield
     report.sections = [
         (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
