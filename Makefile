@@ -30,7 +30,8 @@ demo: $(STAMP)   ## one real task, watched to its end
 
 test: $(STAMP)   ## lint, types and every test
 	$(MAKE) check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@# Whole stacks run beside each other here: what fails is looked at once more, alone, and counts if it fails then.
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS) || { test $$? = 1 && echo "== the failures above, once more and one by one ==" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
 
 check: $(STAMP)  ## ruff, mypy --strict, the import rule
 	$(BIN)/ruff check .
