@@ -154,7 +154,8 @@ async def _measure(run: Run) -> bool:
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         await run.all()
     except asyncio.CancelledError:
