@@ -93,6 +93,9 @@ class Intake:
         while batch := self._take():
             await self._write_batch(batch)
             self._dispatcher.wake()
+        # At once, not in the done-callback: a submit that came between would count on this writer and wait.
+        if (me := asyncio.current_task()) is not None:
+            self._writers.discard(me)
 
     def _take(self) -> list[tuple[NewTask, asyncio.Future[CreateResult]]]:
         batch: list[tuple[NewTask, asyncio.Future[CreateResult]]] = []
