@@ -253,6 +253,8 @@ class Floor:
                 return False
             return bool(described.raw_description.pending_activities)
 
-        for task_id in ids:
-            await until(lambda task_id=task_id: waits(task_id))
+        async def all_wait() -> bool:
+            return all(await asyncio.gather(*map(waits, ids)))
+
+        await until(all_wait, every=0.1)
         await asyncio.sleep(0.3)  # from the histories to the queue is a hop that nobody can see

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from datetime import UTC, datetime
 
+import pytest
 from temporalio.client import Client
 
 from perdure.contracts import GenerateInput, GenerateResult, ModelNews, TaskInput, WorkerNews
@@ -115,8 +116,9 @@ async def store_says(floor: Floor, task_id: str, status: Status) -> bool:
     return (await floor.row(task_id)).status is status
 
 
-async def test_a_model_that_no_worker_has_is_held_back(floor: Floor) -> None:
+async def test_a_model_that_no_worker_has_is_held_back(floor: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool has a worker, which told its models; tasks of another model wait as rows until one has it."""
+    monkeypatch.setattr("perdure.dispatcher._WORKER_CHECK", 0.1)
     pool = floor.pool
     more = f'[models.n]\npool = "{pool}"\nexecutor = "simulated"\n'
     report = [WorkerReport("w", pool, ("m", "n"), 1, 0)]
