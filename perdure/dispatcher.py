@@ -152,9 +152,13 @@ class Dispatcher:
             if lane.pool not in self._catalogue.pools:
                 continue
             slots = free + (high_free if lane.lane == HIGH_LANE else 0)
-            window = self._window(lane.pool) - lane.waiting
-            self._blocked = self._blocked or window <= 0
-            room = min(slots, window, lane.pending)
+            window, last_turn = self._window(lane.pool), None
+            left = window - lane.waiting
+            if left <= 0:  # those who fill it do not keep others out: each user has some places of its own
+                self._blocked = True
+                left += window
+                last_turn = min(window, self._catalogue.pools[lane.pool].slots)
+            room = min(slots, left, lane.pending)
             if room <= 0:
                 continue
             rows = await self._store.dispatch.claim(
@@ -166,6 +170,7 @@ class Dispatcher:
                 max_running=self._max_running,
                 default_max_running=self._catalogue.max_running_per_user,
                 held=self._held,
+                last_turn=last_turn,
             )
             if rows and self._catalogue.pools[lane.pool].scheduling == "weighted":
                 await self._note_users(lane)
@@ -198,6 +203,8 @@ class Dispatcher:
         return (lane.waiting / by_key.get(lane.lane, 1.0), lane.lane)
 
     def _window(self, pool: str) -> int:
+        """How many tasks of a lane wait in the engine. Users with fewer than `slots` of them go beyond it, up
+        to twice as many in all."""
         configured = self._catalogue.pools[pool]
         return configured.window or max(32, 8 * configured.slots)
 

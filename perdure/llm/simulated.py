@@ -73,6 +73,8 @@ class SimulatedExecutor:
                 text = words(made, due)
                 yield Delta(text=text, tokens=due - made, progress=min(99, 100 * due // total))
                 made = due
+                if made == total or (stop is not None and made - first == stop):
+                    continue  # nothing more to wait for
             await asyncio.sleep(0 if made < first + _due(begun, rate) else _pause(begun, rate, made - first))
         yield Delta(result=self._result(total, resumed=bool(start)), usage=_usage(job.params, made - first))
 

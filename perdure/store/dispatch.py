@@ -55,11 +55,13 @@ class DispatchRepository(Repository):
         max_running: Mapping[str, int] | None = None,
         default_max_running: int | None = None,
         held: Collection[str] = (),
+        last_turn: int | None = None,
     ) -> list[DispatchRow]:
         """Leases up to `limit` rows: the user with the fewest rows in the window first, then age.
 
         `max_running` (per user, else the default) bounds a user's claimed, queued and running tasks together,
-        exactly: then claims take turns. Rows of a model in `held` stay.
+        exactly: then claims take turns. Rows of a model in `held` stay. `last_turn`: no
+        user gets more than so many rows into the window by this claim.
         """
         limits = max_running or {}
         limited = bool(limits) or default_max_running is not None
@@ -74,6 +76,7 @@ class DispatchRepository(Repository):
             "limit_users": list(limits),
             "limit_counts": list(limits.values()),
             "held": list(held),
+            "last_turn": last_turn,
         }
 
         async def work(unit: Unit) -> Rows:

@@ -134,7 +134,8 @@ WITH RECURSIVE pairs AS (
     ) c
 ), ranked AS (
     SELECT task_id, held + nth AS turn FROM offers
-    WHERE room IS NULL OR nth <= room
+    WHERE (room IS NULL OR nth <= room)
+        AND (CAST(:last_turn AS bigint) IS NULL OR held + nth <= CAST(:last_turn AS bigint))
     ORDER BY turn, task_id LIMIT 2 * CAST(:limit AS bigint)
 ), picked AS (
     SELECT l.task_id, r.turn FROM ranked r CROSS JOIN LATERAL (

@@ -115,6 +115,20 @@ async def test_the_window_keeps_the_rest_pending(store: Store, running: Running)
     assert queued == sorted(ids)[:3]
 
 
+async def test_a_full_window_keeps_no_other_user_out(store: Store, running: Running) -> None:
+    known = catalogue('[pools.p]\nslots = 2\nwindow = 4\n[models.m]\npool = "p"\nexecutor = "simulated"\n')
+    ids = [await submit(store) for _ in range(6)]
+    async with running(known=known) as dispatcher:
+        await until(lambda: _count(store, Status.QUEUED, 4))
+        ids += [await submit(store, user_id=user) for user in ("bob",) * 4 + ("eve",)]
+        dispatcher.wake()
+        await until(lambda: _count(store, Status.QUEUED, 7))
+        await asyncio.sleep(0.5)  # some looks later it is still so
+    rows = [await row(store, task_id) for task_id in ids]
+    queued = [task.user_id for task in rows if task.status is Status.QUEUED]
+    assert queued == ["ann"] * 4 + ["bob"] * 2 + ["eve"]
+
+
 async def _count(store: Store, status: Status, number: int) -> bool:
     return (await store.tasks.count_by_state())[status] == number
 

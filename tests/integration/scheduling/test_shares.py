@@ -26,7 +26,7 @@ async def test_classes_of_a_weighted_pool_share_six_four_two(floor: Floor, *, pe
             ids += await floor.submit(count, user, priority)
     bay = floor.bay()
     bay.seconds = 0.1 if pending else 0.0
-    async with floor.running(floor.catalogue(WEIGHTED + ("window = 3" if pending else ""))):
+    async with floor.running(floor.catalogue(WEIGHTED + ("slots = 1\nwindow = 3" if pending else ""))):
         if pending:
             await floor.reached(Status.QUEUED, 9)
             assert await floor.count(Status.PENDING) == len(ids) - 9

@@ -44,6 +44,13 @@ async def test_the_rate_is_kept() -> None:
     assert len(told.deltas) > 5
 
 
+async def test_nothing_is_waited_for_after_the_last_word() -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await run({"tokens": 1, "tokens_per_second": 1})
+    assert 0.9 <= loop.time() - began < 1.8
+
+
 async def test_prompts_are_counted_in_words() -> None:
     told = await run({**FAST, "tokens": 1, "messages": [{"role": "user", "content": "one two three"}]})
     assert told.track.usage(ended_well=True).prompt_tokens == 3
